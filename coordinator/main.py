@@ -171,14 +171,21 @@ async def _begun(
     return None
 
 
-async def _restored(restoring: Restoring, config: CoordinatorConfig, run_id: str, asked: asyncio.Event) -> bool:
+def to_stdout(line: str) -> None:
+    """For whoever started this process, beside its log."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+async def _restored(
+    restoring: Restoring, config: CoordinatorConfig, run_id: str, asked: asyncio.Event, say: Callable[[str], None]
+) -> bool:
     """Brings an old copy of the store up to what sites have kept. False if this is to end before."""
     admin = admin_server(config.store_path, restoring.command)
     await admin.start()
     try:
         where = await restoring.start(config.listen)
-        sys.stdout.write(f"run {run_id}: restoring {config.kept_in}; sites tell what they kept at {where}\n")
-        sys.stdout.flush()
+        say(f"run {run_id}: restoring {config.kept_in}; sites tell what they kept at {where}")
         notify.tell("READY=1", f"STATUS=run {run_id} is being restored")
         work, ended = asyncio.create_task(restoring.restored()), asyncio.create_task(asked.wait())
         await asyncio.wait((work, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -187,7 +194,7 @@ async def _restored(restoring: Restoring, config: CoordinatorConfig, run_id: str
             await asyncio.wait((work,))  # it is in a thread, and done or not
         if not work.done():
             work.cancel()
-            sys.stdout.write(f"run {run_id}: ended before it was restored; {config.kept_in} is as it was\n")
+            say(f"run {run_id}: ended before it was restored; {config.kept_in} is as it was")
             return False
         work.result()
         return not asked.is_set()
@@ -212,12 +219,14 @@ async def serve(
     resume_parent: dict[str, Any] | None = None,
     restore: Restore | None = None,
     newest: NewestSync | None = None,
+    say: Callable[[str], None] = to_stdout,
 ) -> None:
     """Serves one run; returns after SIGTERM or SIGINT, and a second one ends the process at once: what the store has
-    kept is whole at any moment. Prints one line when it listens.
+    kept is whole at any moment.
 
     `resume_parent`: run_id, commit, run_step and run_tokens of the saved model that commit 0 is made of.
-    `newest`: is told of syncs, for lines of the log.
+    `newest`: is told of syncs, for lines of the log. `say`: is given the line that this listens, and few others, which
+    are on standard output without it.
     Raises ConfigError, HostError or StateError: what, where, what to do.
     """
     validate(config)
@@ -255,14 +264,14 @@ async def serve(
             restoring = Restoring(settings, store, machine, security=security, seal=seal, num_sites=restore.num_sites)
             if leading is not None:
                 leading.start(stack)
-            if not await _restored(restoring, config, settings.run_id, asked):
+            if not await _restored(restoring, config, settings.run_id, asked, say):
                 return
             server = make()
         else:
             to_standby = partial(_page_access, config, authority, partial(_is_signed, authority), machine, stack)
 
             async def leads() -> bool:
-                return leading is None or await stands_by(leading, config, settings.run_id, to_standby, asked)
+                return leading is None or await stands_by(leading, config, settings.run_id, to_standby, asked, say=say)
 
             begun = await _begun(make, leads)
             if begun is None:
@@ -298,8 +307,7 @@ async def serve(
         stack.callback(watched.cancel)
         notify.tell("READY=1", f"STATUS=run {settings.run_id} on {server.address}")
         running = asyncio.create_task(server.run())
-        sys.stdout.write(f"run {settings.run_id}: listening on {server.address}{where}\n")
-        sys.stdout.flush()
+        say(f"run {settings.run_id}: listening on {server.address}{where}")
         waiting = asyncio.create_task(asked.wait())
         await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -308,4 +316,4 @@ async def serve(
             return
         await server.stop()
         await running
-        sys.stdout.write(f"run {settings.run_id}: stopped; all of it is in {config.kept_in}\n")
+        say(f"run {settings.run_id}: stopped; all of it is in {config.kept_in}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
@@ -39,6 +38,8 @@ async def stands_by(
     run_id: str,
     page_access: Callable[[], Access],
     asked: asyncio.Event,
+    *,
+    say: Callable[[str], None],
 ) -> bool:
     """Until nobody leads, with a socket and a page that say so; no site is heard. False if it is to end before."""
     if await leading.is_free():
@@ -62,6 +63,5 @@ async def stands_by(
         watched = asyncio.create_task(notify.stay_watched())
         stack.callback(watched.cancel)
         notify.tell("READY=1", f"STATUS=run {run_id}: stands by")
-        sys.stdout.write(f"run {run_id}: {leading.state}\n")
-        sys.stdout.flush()
+        say(f"run {run_id}: {leading.state}")
         return await leading.wait(asked)

@@ -19,7 +19,7 @@ from atoll.protocol.errors import (
     StaleError,
     StateError,
 )
-from atoll.protocol.text import last_line
+from atoll.protocol.text import clean, last_line
 
 MAX_DETAILS_CHARACTERS = 1024
 
@@ -62,6 +62,27 @@ def error_of(code: grpc.StatusCode, details: str, where: str) -> AtollError:
         cls = PeerError
     text = last_line(details[:MAX_DETAILS_CHARACTERS]) or "no reason given"
     return cls(f"{where}: {text} ({code.name.lower()})" if cls is PeerError else f"{where}: {text}")
+
+
+def unanswered(error: grpc.RpcError, address: str) -> PeerError | None:
+    """Of a call of a coordinator that did not come to one; None if it did."""
+    if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return None
+    return PeerError(no_coordinator(address, reason_of(error)))
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    """The first line of what it says."""
+    details = error.details() or ""
+    return clean(details.splitlines()[0][:200]) if details else str(error.code().name).lower()
+
+
+def no_coordinator(address: str, why: str) -> str:
+    """With what to look at."""
+    return (
+        f"no coordinator answers at {address} ({why}); is `atoll coordinator` running there, and is the port open from "
+        "here?"
+    )
 
 
 def from_rpc_error(error: grpc.RpcError, where: str) -> AtollError:

@@ -242,7 +242,7 @@ class Core:
             case e.EvictAsked(name=name, reason=reason, request=request):
                 run.answer(request, bans.evict(run, name, reason))
             case e.BanAsked():
-                run.answer(event.request, bans.ban(run, event))
+                run.answer(event.request, *bans.ban(run, event))
             case e.LiftBanAsked(name=name, request=request):
                 run.answer(request, bans.lift(run, name))
             case e.ResetAsked(reason=reason, request=request):
@@ -330,7 +330,7 @@ class Core:
         run, reason = self.run, message.reason or "left"
         run.report(logging.ERROR if message.fatal else logging.INFO, f"{site.label} leaves: {reason}")
         if message.fatal:
-            run.note_failed(f"{site.label}: {reason}")
+            run.failures.note(site.name, f"{site.label}: {reason}")
         run.remove(site, reason, evicted=False, after_done=True)
         if site.stream is not None:
             run.close(site.stream, "the site has left")

@@ -22,6 +22,7 @@ from atoll.coordinator.core.log.rebuilding import GoingBack
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.run_outputs import RunOutputs
 from atoll.coordinator.core.sites.conduct import Cause
+from atoll.coordinator.core.sites.failures import Failures
 from atoll.coordinator.core.sites.membership import Membership, Site, Standing
 from atoll.coordinator.core.sites.offers import Offers
 from atoll.coordinator.core.sync.attempts import Attempt
@@ -122,10 +123,10 @@ class Run(RunOutputs):
         self.judged_divergence = (0, 0)  # branch and commit: the run went back to before it by itself, or did not
         self.dispute: Dispute | None = None
         self.num_wrong_states = self.num_attempts = 0
-        self.num_not_finite = self.num_failed = 0  # losses that stopped being numbers; sites that cannot go on
+        self.num_not_finite = 0  # losses that stopped being numbers
         self.num_refused = self.num_malformed = 0
         self.evictions: Counter[Cause] = Counter()
-        self.fatal_texts: list[str] = []
+        self.failures = Failures()
 
     def _resumed(self, opened: e.OpenRecord, persisted: Persisted) -> Sync:
         """A sync that was open when the coordinator ended."""
@@ -205,12 +206,6 @@ class Run(RunOutputs):
         """The sync ends without a commit."""
         self.num_abandoned += 1
         self.persist(e.AbandonRecord(sync, reason, self.num_abandoned))
-
-    def note_failed(self, text: str) -> None:
-        """A site cannot go on, for a reason that another start does not cure."""
-        self.num_failed += 1
-        self.fatal_texts.append(text)
-        del self.fatal_texts[:-20]
 
     def note_divergence(self, site: Site, commit: int) -> None:
         """The site's loss is not finite since that commit, and was before."""

@@ -203,9 +203,13 @@ def is_dialled(not_dialled_by: Sequence[str]) -> Finding:
     return Finding(Verdict.OK, "dial-back", "others reach this site")
 
 
-def gpus(names: Sequence[str], nccl: str) -> Finding:
+def gpus(names: Sequence[str], nccl: str, *, is_here: bool) -> Finding:
+    """`names`: of those that torch finds. `is_here`: the machine has one, whether torch finds it or not."""
+    if not names and not is_here:
+        return Finding(Verdict.OK, "GPU", "none on this machine: its ranks train on CPUs")
     if not names:
-        return Finding(Verdict.WARN, "GPU", "none: workers train on the CPU", "install torch for this machine's GPUs")
+        found = "torch finds none of this machine's: its ranks would train on CPUs"
+        return Finding(Verdict.WARN, "GPU", found, "install torch for this machine's GPUs, and their driver")
     if len(names) > 1 and not nccl:
         return Finding(Verdict.FAIL, "GPU", f"{len(names)} x {names[0]}, torch without NCCL", "install torch with NCCL")
     return Finding(Verdict.OK, "GPU", f"{len(names)} x {names[0]}{f', NCCL {nccl}' if nccl else ''}")

@@ -11,7 +11,7 @@ import grpc.aio
 from atoll.protocol import transport
 from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.machine import Network
-from atoll.protocol.status import from_rpc_error
+from atoll.protocol.status import from_rpc_error, unanswered
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.certificates import PrivateKey, PublicKey
 from atoll.protocol.trust.invites import Invite
@@ -80,7 +80,7 @@ async def _call(
             stub = session_pb2_grpc.CoordinatorServiceStub(channel)
             return await method(stub)(request, timeout=CALL_LIMIT_S)
         except grpc.aio.AioRpcError as error:
-            found = from_rpc_error(error, f"the coordinator at {address}")
+            found = unanswered(error, address) or from_rpc_error(error, f"the coordinator at {address}")
             if not isinstance(found, PeerError):
                 raise found from None
             problem = found

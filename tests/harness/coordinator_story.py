@@ -132,6 +132,7 @@ class Story(CoordinatorQuestions):
         self.kept_ranges: dict[tuple[str, int, int, int], tuple[m.DataRange, ...]] = {}
         self.rollbacks: list[e.RollbackRecord] = []
         self.answers: dict[int, str] = {}  # to what people asked for
+        self.found = ""  # as the last answer says it
         self.expects_a_fault = False  # of the coordinator
         self._layout: Layout | None = None
         self._num_asked = 0
@@ -229,8 +230,8 @@ class Story(CoordinatorQuestions):
                     self.reports.append((level, text))
                     assert self.expects_a_fault or "a fault of the coordinator" not in text, text
                     self.log.append(f"# {text}")
-                case e.Answer(request, problem, _):
-                    self.answers[request] = problem
+                case e.Answer(request, problem, found):
+                    self.answers[request], self.found = problem, found
                     self.log.append(f"answers: {problem or 'done'}")
                 case e.ReadCommits(first=first, last=last):
                     commits, attestations = self.store.read_commits(first, last)

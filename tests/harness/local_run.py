@@ -216,7 +216,7 @@ class LocalRun:
         prefix: Sequence[str] = (),
         extra: Sequence[str] = (),
         *,
-        until: str = r"listening on (?P<address>\S+)",
+        until: str = r'listening on (?P<address>[^\s"]+)',
         environment: dict[str, str] | None = None,
         program: Sequence[str] = (),
     ) -> Process:

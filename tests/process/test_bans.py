@@ -57,6 +57,9 @@ def test_a_site_that_is_banned_ends_and_cannot_come_back_until_it_is_let_in(tmp_
         unknown = atoll(run, "evict", str(run.toml), "nobody")
         assert unknown.popen.returncode == HostError.exit_code
         assert any("no site of run 'run' is called 'nobody'" in line for line in unknown.lines), unknown.lines
+        mistyped = atoll(run, "ban", str(run.toml), "bb")
+        assert mistyped.popen.returncode == 0
+        assert mistyped.lines == ["bb is banned, though no site of that name is known here; known are a, b, c"]
 
 
 def test_a_wrong_model_is_taken_back_before_training_and_not_after_it(tmp_path: Path) -> None:

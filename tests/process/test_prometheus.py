@@ -155,4 +155,6 @@ def test_a_real_prometheus_finds_all_that_rules_and_dashboards_ask_for(tmp_path:
         targets = {t["labels"]["job"]: t for t in asked("targets")["activeTargets"]}
         assert {job: t["health"] for job, t in targets.items()} == {"atoll": "up", "atoll-nodes": "up"}, targets
         assert targets["atoll-nodes"]["labels"]["site"] == "a", "that says where its metrics are"
-        assert not [a for a in asked("rules", type="alert")["groups"][0]["rules"] if a["lastError"]]
+        rules = [rule for group in asked("rules", type="alert")["groups"] for rule in group["rules"]]
+        assert {rule["name"] for rule in rules} == {alert["alert"] for alert in alerts()}
+        assert not [rule for rule in rules if rule.get("lastError")]

@@ -68,10 +68,13 @@ def test_three_sites_end_with_the_same_bits_and_a_saved_model(tmp_path: Path) ->
             run.start_node(name, WORKER, extra=["--log-format", "json"])
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         assert_equal_at_the_end(run, ["a", "b", "c"])
-        (said,) = [line for line in coordinator.lines if not line.startswith("{")]
-        assert "listening on" in said
-        logs = [line for line in coordinator.lines if line is not said]
-        for logged, whose in ((logs, None), *((run.nodes[name].lines, name) for name in "abc")):
+        assert run.status()["run_step"] == 60
+        coordinator.popen.terminate()
+        assert coordinator.wait(LIMIT_S) == 0
+        said = [json.loads(line)["message"] for line in coordinator.lines]
+        assert f"run {SETTINGS.run_id}: listening on {run.address}" in said
+        assert said[-1] == f"run {SETTINGS.run_id}: stopped; all of it is in {run.store_path}"
+        for logged, whose in ((coordinator.lines, None), *((run.nodes[name].lines, name) for name in "abc")):
             entries = [json.loads(line) for line in logged]
             assert {(entry["run"], entry.get("site")) for entry in entries} == {(SETTINGS.run_id, whose)}
             assert any(entry["level"] == "info" and "commit 6" in entry["message"] for entry in entries)
@@ -79,7 +82,6 @@ def test_three_sites_end_with_the_same_bits_and_a_saved_model(tmp_path: Path) ->
         in_file = [json.loads(line) for line in (run.home("a") / "node.log").read_text().splitlines()]
         assert {entry["site"] for entry in in_file} == {"a"}
         assert "atoll.node" in {entry["logger"] for entry in in_file}
-        assert run.status()["run_step"] == 60
         for name in "abc":
             manifest = json.loads((run.home(name) / "model" / "manifest.json").read_text())
             assert manifest["commit"] == 6

@@ -258,6 +258,7 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     assert hello is not None
     standing, why = place(run, site, hello)
     site.admit(standing, run.now)
+    run.failures.is_back(site.name)
     # What it said of states before it says again, but for those from which it has come to that of its disk.
     has_computed = run.log.is_heard(hello.last_commit, site.site_id)
     run.log.forget(site.site_id, since=hello.last_commit if standing is Standing.MEMBER else 0)

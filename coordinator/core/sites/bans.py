@@ -23,6 +23,8 @@ from atoll.protocol.messages import RefusedKind
 
 MAX_BAN_S = 10 * 365 * 86_400
 """With an end."""
+MOST_NAMES = 20
+"""Of sites that are known, as whoever bans another one is told them."""
 STEP_S = 60.0
 """A clock may be set forward by so much, and that is right."""
 OVER_S = 86_400.0
@@ -52,16 +54,24 @@ def drain(run: Run, name: str, reason: str) -> str:
     return ""
 
 
-def ban(run: Run, asked: BanAsked) -> str:
-    """Why that cannot be done; empty if it is. A new ban of a name takes the place of the one before."""
+def ban(run: Run, asked: BanAsked) -> tuple[str, str]:
+    """Why that cannot be done, empty if it is; then that nobody of that name was here, if so. A new ban of a name takes
+    the place of the one before."""
     until_s = run.wall_s + asked.for_s if asked.for_s else asked.until_s
     if until_s and not 0 < until_s - run.wall_s <= MAX_BAN_S:
         ends = "is over" if until_s <= run.wall_s else "is more than ten years from now: leave out the end"
-        return f"the end of the ban {ends}; it is {utc(run.wall_s)} at the coordinator"
+        return f"the end of the ban {ends}; it is {utc(run.wall_s)} at the coordinator", ""
     digest = _key_of(run, asked.name)
     record = BanRecord(name=asked.name, key_digest=digest, reason=asked.reason[:1024], until_s=until_s)
     _ban(run, record)
-    return ""
+    return "", "" if digest or asked.name in run.members.sites else _unknown(run)
+
+
+def _unknown(run: Run) -> str:
+    """A name that is banned before its site comes, or one that is mistyped."""
+    names = sorted(run.members.sites) or ["none"]
+    known = ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else "")
+    return f"banned, though no site of that name is known here; known are {known}"
 
 
 def _ban(run: Run, record: BanRecord) -> None:

@@ -247,7 +247,7 @@ class RunView:
     banned: tuple[str, ...]
     """Sites that a person does not want in the run: name and reason."""
     errors: tuple[str, ...]
-    """Why sites left for good."""
+    """Why sites left for good that are not in the run again, the newest last."""
     excluded: tuple[str, ...]
     """The newest contributions that were left out of a sync, and why, ascending."""
     high: tuple[str, ...]

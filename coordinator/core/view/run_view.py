@@ -87,7 +87,8 @@ def view_of(run: Run, now: float) -> RunView:
         state_hash=run.log.attested[attested].hex() if attested is not None else "",
         attested_commit=attested,
         banned=tuple(f"{name}: {record.reason}" for name, record in sorted(run.banned.items())),
-        errors=tuple(run.fatal_texts),
+        errors=run.failures.texts,
+        num_failed=run.failures.num,
         excluded=tuple(record.reason for record in run.left_out.recent),
         high=tuple(
             outcomes.norm_in_words(run, site) for site in run.members.live() if run.norms.is_named(site.site_id)

@@ -2,7 +2,8 @@
 
 What the site has contributed to the sync under way is left out; its samples are drawn again. Neither its name nor its
 key comes in again, with any invite, also after a restart of the coordinator, and other sites end what they have open
-with it; `atoll status` names the sites that are banned. Another name needs an invite of its own; in plain text
+with it; `atoll status` names the sites that are banned. A name that was never here may be banned too: the answer says
+so, as it may be mistyped. Another name needs an invite of its own; in plain text
 (--insecure) whoever reaches the coordinator has one. If a key was stolen: ban the site, `atoll invite --take-back`,
 lift the ban, and send a new invite.
 
@@ -23,6 +24,7 @@ import argparse
 from atoll.cli import operator
 from atoll.protocol.dates import date_s, duration_s
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.text import clean
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
         operator.ask(args, "lift-ban", name=args.name)
         print(f"{args.name} may come in again")
         return 0
-    operator.ask(args, "ban", name=args.name, reason=args.reason or "atoll ban", **_end(args.until))
-    print(f"{args.name} is banned")
+    found = operator.ask(args, "ban", name=args.name, reason=args.reason or "atoll ban", **_end(args.until))
+    print(f"{args.name} is {clean(found) or 'banned'}")
     return 0
 
 

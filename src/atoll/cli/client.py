@@ -56,6 +56,7 @@ def _opened(address: str, enrolled: Enrolled | None, connect_limit_s: float = 0.
     import grpc
 
     from atoll.protocol.addresses import parse_address
+    from atoll.protocol.status import no_coordinator
     from atoll.protocol.transport import MAX_SESSION_MESSAGE_BYTES, channel_options, expects
     from atoll.protocol.trust.names import Kind
     from atoll.protocol.trust.security import MutualTls
@@ -73,7 +74,7 @@ def _opened(address: str, enrolled: Enrolled | None, connect_limit_s: float = 0.
             try:
                 grpc.channel_ready_future(channel).result(connect_limit_s)
             except grpc.FutureTimeoutError:
-                raise PeerError(_unanswered(address, f"no connection within {connect_limit_s:g} s")) from None
+                raise PeerError(no_coordinator(address, f"no connection within {connect_limit_s:g} s")) from None
         yield session_pb2_grpc.CoordinatorServiceStub(channel)
 
 
@@ -81,22 +82,13 @@ def _answer(address: str, method: Callable[..., Any], request: object, limit_s: 
     """Raises PeerError if nobody answers, RefusedError if it may not be called, and what the coordinator says else."""
     import grpc
 
-    from atoll.protocol.status import error_of
+    from atoll.protocol.status import error_of, reason_of, unanswered
 
     try:
         return method(request, timeout=limit_s)
     except grpc.RpcError as error:
-        code = error.code()
-        if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            raise error_of(code, _reason(error), f"the coordinator at {address}") from None
-        raise PeerError(_unanswered(address, _reason(error))) from None
-
-
-def _unanswered(address: str, why: str) -> str:
-    return (
-        f"no coordinator answers at {address} ({why}); is `atoll coordinator` running there, and is the port open from "
-        "here?"
-    )
+        where = f"the coordinator at {address}"
+        raise unanswered(error, address) or error_of(error.code(), reason_of(error), where) from None
 
 
 def operate(found: Enrolled, command: str, *, limit_s: float = ANSWER_LIMIT_S, **fields: object) -> str:
@@ -186,11 +178,6 @@ def read_document(text: str, address: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidMessage(f"the coordinator at {address} sent a status that is not a JSON object")
     return document
-
-
-def _reason(error: Any) -> str:
-    details = error.details() or ""
-    return details.splitlines()[0][:200] if details else str(error.code().name).lower()
 
 
 def parse_status(document: Mapping[str, Any]) -> RunView:

@@ -130,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import logging
 
-    from atoll.coordinator.main import NewestSync, serve
+    from atoll.coordinator.main import NewestSync, serve, to_stdout
     from atoll.protocol import transport
     from atoll.protocol.text import CleanFormatter, JsonFormatter
 
@@ -145,7 +145,9 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.INFO, handlers=[handler], force=True)
     settings, config, parent = prepare(args)
     handler.setFormatter(formatter(settings.run_id))
-    transport.run(serve(config, settings, resume_parent=parent, restore=_restore(args.restore), newest=newest))
+    say = logging.getLogger("atoll.coordinator").info if args.log_format == "json" else to_stdout
+    restore = _restore(args.restore)
+    transport.run(serve(config, settings, resume_parent=parent, restore=restore, newest=newest, say=say))
     return 0
 
 

@@ -222,7 +222,12 @@ def _gpus() -> Finding:
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     has_nccl = bool(names) and torch.distributed.is_nccl_available()
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else ""  # type: ignore[no-untyped-call]
-    return doctor.gpus(names, nccl)
+    return doctor.gpus(names, nccl, is_here=has_gpu(Path("/dev")))
+
+
+def has_gpu(devices: Path) -> bool:
+    """By what their drivers put there: NVIDIA's, AMD's, or WSL's."""
+    return any(any(devices.glob(pattern)) for pattern in ("nvidia[0-9]*", "kfd", "dxg"))
 
 
 def _sysctl(name: str) -> str:

@@ -23,6 +23,8 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,19 @@ def megabits(text: str) -> int:
 def gigabytes(text: str) -> int:
     """Raises ValueError."""
     return _bytes(float(text) * 1e9)
+
+
+def limit(read: Callable[[str], int]) -> Callable[[str], int]:
+    """0 stands for no limit where nothing is said, and nobody who says it means that. Raises as `read`, or argparse's
+    error."""
+
+    @wraps(read)  # argparse names it
+    def read_limit(text: str) -> int:
+        if (found := read(text)) <= 0:
+            raise argparse.ArgumentTypeError("must be more than 0; leave it out for no limit")
+        return found
+
+    return read_limit
 
 
 def _bytes(num_bytes: float) -> int:
@@ -80,10 +95,10 @@ FLAGS = {
     "max_retained_bytes": Flag("MIB", "--max-retained-mib", mebibytes),
     "reduce_buffer_bytes": Flag("MIB", "--reduce-buffer-mib", mebibytes),
     "bandwidth_bytes_per_s": Flag("MBIT/S", "--bandwidth-mbit", megabits),
-    "max_upload_bytes_per_s": Flag("MBIT/S", "--max-upload-mbit", megabits),
-    "monthly_upload_bytes": Flag("GB", "--monthly-upload-gb", gigabytes),
+    "max_upload_bytes_per_s": Flag("MBIT/S", "--max-upload-mbit", limit(megabits)),
+    "monthly_upload_bytes": Flag("GB", "--monthly-upload-gb", limit(gigabytes)),
     "hours": Flag("FROM-TO"),
-    "max_disk_bytes": Flag("GB", "--max-disk-gb", gigabytes),
+    "max_disk_bytes": Flag("GB", "--max-disk-gb", limit(gigabytes)),
     "exchange_processes": Flag("N"),
     "http_listen": Flag("HOST:PORT"),
     "save_dir": Flag("DIR", "--save"),

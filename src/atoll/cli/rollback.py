@@ -25,10 +25,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from threading import Timer
 
 from atoll.cli import operator
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.text import clean
+
+SAID_AFTER_S = 2.0
+"""That this waits: what is refused at once is not asked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,8 +58,13 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.to < 0:
         raise ConfigError(f"--to {args.to}: commits are numbered from 0, the starting state")
-    print(f"asked for; if commit {args.to} is in reach, the run waits until a site has its state", file=sys.stderr)
-    reason = args.reason or f"atoll rollback --to {args.to}"
-    operator.ask(args, "rollback", limit_s=GO_BACK_LIMIT_S, to=args.to, reason=reason, skip_samples=args.skip_samples)
+    waits = f"asked for; if commit {args.to} is in reach, the run waits until a site has its state"
+    waiting = Timer(SAID_AFTER_S, print, (waits,), {"file": sys.stderr, "flush": True})
+    waiting.start()
+    reason, skip = args.reason or f"atoll rollback --to {args.to}", args.skip_samples
+    try:
+        operator.ask(args, "rollback", limit_s=GO_BACK_LIMIT_S, to=args.to, reason=reason, skip_samples=skip)
+    finally:
+        waiting.cancel()
     print(f"the run goes on from commit {args.to}; what followed is void")
     return 0

@@ -6,6 +6,14 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
+        name="a limit of nothing is no limit",
+        rule="0 said for a limit is refused",
+        where="src.atoll.cli.node:limit.read_limit",
+        old="(found := read(text)) <= 0",
+        new="(found := read(text)) < 0",
+        tests=("tests/unit/cli/test_command_line.py::test_a_limit_of_nothing_is_not_taken_for_none",),
+    ),
+    Mutation(
         name="a coordinator's words steer the terminal of a dry run",
         rule="text from outside reaches no terminal with control characters",
         where="src.atoll.cli.dry_run:_print",

@@ -6,6 +6,24 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
+        name="a site that is back still cannot go on",
+        rule="why a site left for good is shown until it is admitted again",
+        where="coordinator.core.sites.failures:Failures.is_back",
+        old="self._texts.pop(name, None)",
+        new="pass",
+        tests=(
+            "tests/unit/coordinator/test_metrics.py::test_why_a_site_cannot_go_on_is_shown_once_and_until_it_is_in_the_run_again",
+        ),
+    ),
+    Mutation(
+        name="a ban of a mistyped name looks like any other",
+        rule="whoever bans a name that was never here is told so",
+        where="coordinator.core.sites.bans:ban",
+        old='"" if digest or asked.name in run.members.sites else _unknown(run)',
+        new='""',
+        tests=("tests/unit/coordinator/test_bans.py::test_who_bans_a_name_that_was_never_here_is_told_which_were",),
+    ),
+    Mutation(
         name="void commits come back",
         rule="commits after a rollback are of a new branch; who holds void ones is told, and comes without them",
         where="coordinator.core.sites.admission:hello",

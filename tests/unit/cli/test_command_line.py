@@ -45,6 +45,22 @@ def test_help_teaches(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "example" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flag", ["--max-upload-mbit", "--monthly-upload-gb", "--max-disk-gb"])
+@pytest.mark.parametrize("said", ["0", "-1", "1e-12"])
+def test_a_limit_of_nothing_is_not_taken_for_none(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["node", "--run", "run", "--name", "a", flag, said])
+    assert caught.value.code == 2
+    assert f"argument {flag}: must be more than 0; leave it out for no limit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--max-upload-mbit", "--monthly-upload-gb", "--max-disk-gb"])
+def test_a_limit_is_a_number(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["node", "--run", "run", "--name", "a", flag, "much"])
+    assert f"argument {flag}: invalid" in capsys.readouterr().err
+
+
 def test_help_of_all_verbs_imports_nothing_heavy() -> None:
     code = f"""
 import contextlib, io

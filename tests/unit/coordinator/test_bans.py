@@ -334,6 +334,29 @@ def test_names_that_are_not_known_are_said_and_may_be_banned_before_they_come() 
     assert not story.num("y", m.Refused), "no key is banned"
 
 
+def test_who_bans_a_name_that_was_never_here_is_told_which_were() -> None:
+    story = training("a", "b")
+    story.leave("b")
+    found = "banned, though no site of that name is known here; known are a, b"
+    assert story.ban("x", by="operator ann") == ""
+    assert story.found == found
+    assert story.audit_log()[-1].outcome == found
+    story.ban("b")
+    assert story.found == "", "it was here"
+    story.restart()
+    story.ban("b")
+    assert story.found == "", "also if the store alone knows it"
+    story.ban("x")
+    assert story.found == found
+
+
+def test_of_many_names_some_are_said() -> None:
+    story = training(*(f"site{i:02}" for i in range(25)))
+    story.ban("site99")
+    names = ", ".join(f"site{i:02}" for i in range(bans.MOST_NAMES))
+    assert story.found == f"banned, though no site of that name is known here; known are {names} and 5 more"
+
+
 def test_a_dispute_that_nobody_can_settle_ends_when_one_side_is_banned() -> None:
     story = differing(hides="ab")
     assert "a (site 1)" in story.view.state

@@ -157,6 +157,21 @@ def test_sites_that_cannot_go_on_and_losses_that_are_no_numbers_are_counted() ->
     assert by_label(found["atoll_sites_failed"]) == {(): 1}
 
 
+def test_why_a_site_cannot_go_on_is_shown_once_and_until_it_is_in_the_run_again() -> None:
+    story = a_story()
+    story.says("b", m.Leave(reason="its disk is full", fatal=True))
+    story.says("a", m.Leave(reason="no such data", fatal=True))
+    assert list(story.view.errors) == ["b (site 2): its disk is full", "a (site 1): no such data"]
+    story.connect("a", incarnation=2)
+    assert len(story.view.errors) == 2, "it has said Hello, and trains not yet"
+    story.says("a", m.Leave(reason="the same again", fatal=True))
+    assert list(story.view.errors) == ["b (site 2): its disk is full", "a (site 1): the same again"]
+    story.join("a", incarnation=3)
+    assert list(story.view.errors) == ["b (site 2): its disk is full"]
+    found = shown(document_of(story))
+    assert by_label(found["atoll_sites_failed"]) == {(): 3}, "a count does not fall"
+
+
 def test_nothing_follows_from_what_a_site_tells() -> None:
     story = a_story()
     before = story.core.next_deadline()

@@ -76,10 +76,11 @@ SLOW = Speed(0.1, 50e3, 9e9)
         (doctor.all_links([SLOW, Speed(0.1, 60e3, 9e9)], 64 << 10)[0], FAIL, "0.48 Mbit/s at best"),
         (doctor.dialled_back("b", "a:1", ""), OK, "b reaches a:1"),
         (doctor.dialled_back("b", "a:1", "no answer"), WARN, "b cannot reach a:1: no answer"),
-        (doctor.gpus([], ""), WARN, "none"),
-        (doctor.gpus(["H100", "H100"], ""), FAIL, "2 x H100, torch without NCCL"),
-        (doctor.gpus(["H100"], ""), OK, "1 x H100"),
-        (doctor.gpus(["H100", "H100"], "2.27.3"), OK, "2 x H100, NCCL 2.27.3"),
+        (doctor.gpus([], "", is_here=True), WARN, "torch finds none"),
+        (doctor.gpus([], "", is_here=False), OK, "none on this machine: its ranks train on CPUs"),
+        (doctor.gpus(["H100", "H100"], "", is_here=True), FAIL, "2 x H100, torch without NCCL"),
+        (doctor.gpus(["H100"], "", is_here=True), OK, "1 x H100"),
+        (doctor.gpus(["H100", "H100"], "2.27.3", is_here=True), OK, "2 x H100, NCCL 2.27.3"),
     ],
 )
 def test_a_finding_says_the_figure_and_a_remedy_where_it_is_wrong(
@@ -157,3 +158,14 @@ def test_a_few_sites_alone_are_asked_to_dial_this_machine() -> None:
     finding = asyncio.run(found())
     assert (finding.verdict, len(asked)) == (Verdict.UNKNOWN, doctor_links.MOST_ASKED)
     assert "does not answer" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("device", "is_here"), [("", False), ("nvidia0", True), ("kfd", True), ("dxg", True), ("nvram", False)]
+)
+def test_a_gpu_is_seen_by_its_device_also_where_torch_does_not_find_it(
+    device: str, is_here: bool, tmp_path: Path
+) -> None:
+    if device:
+        (tmp_path / device).touch()
+    assert command.has_gpu(tmp_path) is is_here

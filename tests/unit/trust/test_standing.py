@@ -137,6 +137,8 @@ def test_while_a_coordinator_is_restored_whoever_wants_a_certificate_or_news_tri
         async with coordinators.leads(address) as server:
             invite, late = await invited(server, "berlin"), await invited(server, "paris")
             await joined(invite, home)
+        with pytest.raises(PeerError, match=rf"no coordinator answers at {address} .*; is `atoll coordinator` running"):
+            await joined(late, tmp_path / "late")
         found = enrolled.load(home / enrolled.FOLDER)
         assert found is not None
         tls = MutualTls("run", coordinators.authority.shown())
