@@ -112,7 +112,7 @@ MUTATIONS = (
     Mutation(
         name="what a site keeps for its coordinator counts for nothing",
         rule="a home has what --max-disk-gb says",
-        where="node.daemon.room:_beside",
+        where="node.daemon.room:beside",
         old="most_on_disk(box_bytes(max_disk_bytes))",
         new="0",
         tests=("tests/unit/dataplane/test_footprint.py",),

@@ -42,7 +42,9 @@ def test_an_entry_is_kept_with_what_it_tells_before_anybody_is_answered() -> Non
     outputs = story.happens(e.BanAsked(name="x", reason="?", by=OPERATOR, request=7))
     kept = next(output for output in outputs if isinstance(output, e.Persist))
     assert [type(record) for record in kept.records] == [e.BanRecord, e.AuditRecord]
-    assert outputs.index(kept) < outputs.index(e.Answer(7, "", ""))
+    (answer,) = [output for output in outputs if isinstance(output, e.Answer)]
+    assert (answer.request, answer.problem) == (7, "")
+    assert outputs.index(kept) < outputs.index(answer)
     (said,) = [output.text for output in outputs if isinstance(output, e.Report) and output.text.startswith("audit ")]
     assert story.audit_log()[0].digest in said, "whoever keeps the log elsewhere has the hash"
 
