@@ -53,7 +53,8 @@ $(VENV)/.trainers: $(VENV)/.installed tests/trainers/requirements.txt
 
 OF_LARGER_SITES = $(addprefix tests/,process/test_layouts.py process/test_context.py process/test_sites_of_several_ranks.py \
 	process/test_sites_of_several_hosts.py process/test_memory_of_ranks.py process/test_demo.py process/test_endpoints.py \
-	process/test_exchange_processes.py process/test_liveness.py unit/cli/test_dry_run.py unit/parallel/test_plan_memory.py unit/worker/test_checkpoints_of_layouts.py)
+	process/test_exchange_processes.py process/test_liveness.py unit/cli/test_dry_run.py \
+	unit/parallel/test_plan_memory.py unit/worker/test_checkpoints_of_layouts.py)
 
 test-more: $(VENV)/.trainers ## sites with trainers of others, optimizers of libraries and trackers, which it installs; then the heavy cases of larger sites
 	$(BIN)/pytest -m more tests/trainers tests/trackers tests/unit/worker/test_hugging_face.py $(ARGS)

@@ -162,6 +162,10 @@ class Booted:
     def journal(self, unit: str = "*") -> str:
         return self.run(f"journalctl --no-pager --output=cat --lines=200 --unit='{unit}'").stdout
 
+    def wait_for_text(self, unit: str, text: str) -> None:
+        """In its journal, which may hear of it later than systemd tells that the unit has started or ended."""
+        self.until(lambda: text in self.journal(unit))
+
     def shown(self, unit: str, name: str) -> str:
         """A property of a unit."""
         return self.type(f"systemctl show --value --property={name} {unit}").strip()
