@@ -263,10 +263,11 @@ def test_a_payload_that_its_own_log_has_not_any_more_ends_the_attempt_here(
     def damaged(file: PayloadFile, chunk: int, data: bytes, hash: bytes, version: int = 0) -> None:
         put(file, chunk, data, hash, version)
         if "site-2" in str(file.path) and chunk in own:
-            found = bytearray(file.path.read_bytes())
-            at = found.rindex(data)
-            found[at] ^= 1
-            file.path.write_bytes(found)
+            entry = file.entry_of(chunk)
+            assert entry is not None
+            with file.path.open("r+b") as of_other_threads_too:
+                of_other_threads_too.seek(int.from_bytes(entry[:8], "little"))
+                of_other_threads_too.write(bytes([data[0] ^ 1]))
 
     own: set[int] = set()
 
