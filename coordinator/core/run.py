@@ -35,6 +35,7 @@ from atoll.coordinator.core.sync.norms import Norms
 from atoll.coordinator.core.sync.pace import Pace
 from atoll.coordinator.core.sync.phases_said import PhasesSaid
 from atoll.coordinator.core.sync.resting import Resting
+from atoll.coordinator.core.sync.same_samples import SameSamples
 from atoll.coordinator.core.sync.stragglers import Stragglers
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
@@ -113,6 +114,7 @@ class Run(RunOutputs):
         self._leave_out_again(persisted.all(e.ExclusionRecord))
         self.stragglers = Stragglers()
         self.norms = Norms()
+        self.same_samples = SameSamples()
         self.curves = Curves(persisted.all(e.CurveRecord), now)
         self.phases_said = PhasesSaid()
         self.auditing = Audits(persisted.all(e.OpenAuditsRecord))

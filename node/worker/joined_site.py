@@ -347,6 +347,7 @@ class JoinedSite(Site):
         num_steps = self._steps - window.first_step if mean_loss is not None else 0
         self._checks.check(self._steps)
         if not is_seed:
+            self._say_if_undivided()
             self._shared.check_frozen()
             if self._tensors.own_frozen is not None:
                 self._tensors.own_frozen.check()

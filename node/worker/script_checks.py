@@ -12,6 +12,7 @@ from atoll.node.worker.constant_buffers import ConstantBuffers
 from atoll.node.worker.losses import DEFAULT_MAX_SKIPPED
 from atoll.node.worker.optimizer_copies import Copies, OptimizerCopies
 from atoll.node.worker.optimizers import NodeOptimizer
+from atoll.node.worker.other_optimizers import OtherOptimizers
 from atoll.node.worker.step_count import StepCount
 from atoll.node.worker.taken_back import TakenBack
 from atoll.node.worker.tensors import ModelTensors
@@ -32,6 +33,7 @@ class ScriptChecks:
         self.copies = OptimizerCopies(tensors, own)
         self._taken_back = TakenBack(tensors, own) if own else None
         self._steps = StepCount(own, max_skipped) if own else None
+        self._others = OtherOptimizers(own) if own else None
         self._constant = ConstantBuffers(tensors.held)
 
     @property
@@ -40,7 +42,9 @@ class ScriptChecks:
         return self._steps.num_idle if self._steps is not None else 0
 
     def is_step(self, loss: Tensor | float | None = None) -> bool:
-        """At each call of `site.step`. Raises ConfigError, see `StepCount` and `TakenBack`."""
+        """At each call of `site.step`. Raises ConfigError, see `OtherOptimizers`, `StepCount` and `TakenBack`."""
+        if self._others is not None:
+            self._others.check()
         if self._steps is not None and not self._steps.is_step(loss):
             return False
         if self._taken_back is not None:
@@ -57,9 +61,9 @@ class ScriptChecks:
 
     def close(self) -> None:
         """Nothing of them is left in the optimizers."""
-        if self._steps is not None and self._taken_back is not None:
-            self._steps.close()
-            self._taken_back.close()
+        for check in (self._steps, self._taken_back, self._others):
+            if check is not None:
+                check.close()
 
     @contextmanager
     def update(self, *, is_restored: bool = False) -> Iterator[Copies]:

@@ -3,6 +3,7 @@ at. This one is alone, without a node; `joined_site.py` has the one under a node
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ class Site:
         self._batches: LeasedBatches | None = None
         self._logged = LoggedValues(lambda values: None)
         self._holds_outer = False  # instead of the local parameters
+        self._divides_data = False  # the script has asked for a part of them
 
     @property
     def inner_step(self) -> int:
@@ -202,6 +204,7 @@ class Site:
         Raises ConfigError for options and data sets that cannot be leased.
         """
         check_options(dataset, batch_size, options)
+        self._divides_data = True
         if isinstance(dataset, IterableDataset):
             if by_pass:
                 raise ConfigError(f"site.loader got by_pass, and {type(dataset).__name__} has no passes; leave it out")
@@ -233,6 +236,7 @@ class Site:
                 f"site.shards got num_shards = {num_shards}; it is the number of shards of the whole data"
             )
         self._check_first("site.shards")
+        self._divides_data = True
         self._batches = self._lease(num_shards, 1, SHARDS_AHEAD, of_shards=True)
         return shards(self._batches, num_shards, lambda: self.running)
 
@@ -242,6 +246,7 @@ class Site:
         Nothing is leased: the division changes when `num_sites` does, a restart begins the stream again, and no account
         is kept. Where each sample is to count once, use `shards` or `loader`.
         """
+        self._divides_data = True
         for place, item in enumerate(stream):
             if not self.running:
                 return
@@ -255,6 +260,17 @@ class Site:
                 f"{what} was called, and site.loader or site.shards was before: a site has one of them, once; for "
                 "evaluation use a torch DataLoader"
             )
+
+    def _say_if_undivided(self) -> None:
+        """Once, in a run that counts samples: that it does not count this site's."""
+        if self._divides_data or self.rank > 0 or self.settings is None or self.settings.data == "local":
+            return
+        self._divides_data = True
+        sys.stderr.write(
+            "atoll: the script draws its samples itself, so sites may train the same ones, and the run does not count "
+            'them: read by site.loader, site.shards or site.shard; or say data = "local" in the run\'s run.toml, and '
+            "seed what draws with site.seed\n"
+        )
 
     def _lease(self, num_samples: int, batch_size: int, ahead: int, *, of_shards: bool = False) -> LeasedBatches:
         """Alone, everything is this site's."""

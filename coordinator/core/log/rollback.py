@@ -194,6 +194,7 @@ def go_back(
     run.changes.take(run.log.changed_json)
     run.best.take(run.log.best)
     run.norms.forget()  # what they speak of is void
+    run.same_samples.forget()
     run.curves.go_back(run.log.run_step)
     for sync in run.lanes.values():
         run.note_abandoned(sync.open.sync, f"rolled back to commit {commit}")

@@ -16,7 +16,7 @@ from atoll.coordinator.core.events import CommitRecord, FinishedRecord, OpenReco
 from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
-from atoll.coordinator.core.sync import plans, weighing
+from atoll.coordinator.core.sync import plans, same_samples, weighing
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.decision import Wait
 from atoll.coordinator.core.sync.exclusions import Kind
@@ -283,6 +283,8 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     run.stragglers.note_commit(ids, waited_for)
     for site_id in run.norms.note_commit(attempt) if run.settings.sync.robust != "off" else ():
         run.report(logging.WARNING, norm_in_words(run, run.members.known(site_id)))
+    for pair in run.same_samples.note_commit({i: loss for i, loss in sync.losses.items() if i in ids}):
+        run.report(logging.WARNING, same_samples.in_words(*(run.members.known(i).label for i in pair)))
     _learn(run, sync, attempt)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report_sync(

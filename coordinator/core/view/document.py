@@ -264,6 +264,8 @@ class RunView:
     """The saved model that is the best so far."""
     audit_silence: tuple[str, ...] = ()
     """Sites that did not give what audits asked them for, in words."""
+    same_samples: tuple[str, ...] = ()
+    """Sites that train what another one trains, in words."""
     too_many_bundled: str = ""
     """Why so many sites had better have another codec, in words; empty where they had not."""
     store_stuck_s: float = 0.0

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.membership import NO_TELEMETRY, Site, Standing
-from atoll.coordinator.core.sync import outcomes, reach
+from atoll.coordinator.core.sync import outcomes, reach, same_samples
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.data_ranges import data_view
 from atoll.coordinator.core.view.document import (
@@ -32,6 +32,7 @@ RECENT_COMMITS = 20
 SHOWN_AT_THE_DOOR = 16
 """Of the sites that have said Hello and were never admitted, the first ones; the others are a number."""
 SHOWN_SILENT = 8
+SHOWN_SAME = 4
 SHOWN_LINKS = 4
 SHOWN_GONE = 16
 """Of the sites that have gone, the last ones, with why they went."""
@@ -92,6 +93,11 @@ def view_of(run: Run, now: float) -> RunView:
         excluded=tuple(record.reason for record in run.left_out.recent),
         high=tuple(
             outcomes.norm_in_words(run, site) for site in run.members.live() if run.norms.is_named(site.site_id)
+        ),
+        same_samples=tuple(
+            same_samples.in_words(*(run.members.known(i).label for i in pair))
+            for pair in run.same_samples.pairs()[:SHOWN_SAME]
+            if all((site := run.members.by_id(i)) is not None and site.live for i in pair)
         ),
         contribution_bytes=run.chunk_sizes.total_bytes,
         average_share=agreement.average_share if agreement else None,

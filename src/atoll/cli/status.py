@@ -168,6 +168,7 @@ def notes(status: RunView) -> list[str]:
         *(f"a site left for good: {whole(text)}" for text in status.errors),
         *_newest_cut(status),
         *status.high,
+        *status.same_samples,
         *status.audit_silence,
         *([status.too_many_bundled] if status.too_many_bundled else ()),
         *(f"left out of a sync: {text}" for text in status.excluded),

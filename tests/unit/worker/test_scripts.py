@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.data import Dataset
 
 import atoll
 from atoll.node.core.events import Answer, MergeMode
@@ -290,6 +292,94 @@ def test_steps_that_torch_does_not_tell_of_count(node: FakeNode, capsys: pytest.
                     parameter.sub_(parameter.grad, alpha=0.1) if parameter.grad is not None else None
     assert num_calls == 21, "one before it was found out"
     assert "each call of site.step counts as one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside-another"])
+@pytest.mark.parametrize("after", [0, 3])
+def test_an_optimizer_that_is_made_anew_after_join_is_refused_by_name(node: FakeNode, after: int, others: bool) -> None:
+    """Also where the model's other half has its own optimizer, which goes on."""
+    net = network()
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    rest = torch.optim.AdamW(net[2].parameters(), lr=0.1)
+    node.script = seeded(node, 1000)
+    with atoll.join(net, [optimizer, rest]) as site:
+        for number in range(after):
+            train(net, optimizer, number)
+            rest.step()
+            site.step(tokens=10)
+        optimizer = torch.optim.SGD(net[0].parameters(), lr=0.01)
+        train(net, optimizer, after)
+        if others:
+            rest.step()
+        with pytest.raises(ConfigError, match=r"SGD does the steps of parameters that atoll\.join was given another"):
+            site.step(tokens=10)
+
+
+def test_optimizers_within_one_that_was_given_and_around_it_and_of_other_models_pass(node: FakeNode) -> None:
+    """`Within` steps one that it has made; a wrapper of the script holds the one that was given, and leaves out steps;
+    a discriminator that is no part of the run has its own."""
+
+    class Every(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner, self.num_calls = [inner], 0
+
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            self.num_calls += 1
+            if self.num_calls % 2 == 0:
+                self.inner[0].step()
+
+    class Late(torch.optim.Optimizer):
+        """Makes what does its steps at the first one."""
+
+        inner: torch.optim.Optimizer | None = None
+
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            self.inner = self.inner or torch.optim.SGD(self.param_groups, lr=0.1)
+            self.inner.step()
+
+    net, discriminator = network(), network()
+    given = Late(net[0].parameters(), {}), torch.optim.SGD(net[2].parameters(), lr=0.1)
+    around = Every(given[1])
+    own = torch.optim.SGD(discriminator.parameters(), lr=0.1)
+    node.script = [*seeded(node, 12), (12, STOP)]
+    with atoll.join(net, given) as site:
+        while site.running:
+            train(discriminator, own, 0)
+            train(net, given[0], 0)
+            around.step()
+            site.step(tokens=10)
+    assert site.inner_step == 12
+
+
+@pytest.mark.parametrize(
+    ("draws", "data", "is_said"),
+    [("itself", "stdlib", True), ("shard", "stdlib", False), ("loader", "stdlib", False), ("itself", "local", False)],
+)
+def test_a_script_that_draws_its_samples_itself_is_told_once_what_that_means(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], draws: str, data: str, is_said: bool
+) -> None:
+    node = in_memory(monkeypatch, replace(SETTINGS, data=data))
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    node.script = [*seeded(node), *updates(node, 2), (3 * BETWEEN, STOP)]
+    with atoll.join(net, optimizer) as site:
+        stream = site.shard(range(1000)) if draws == "shard" else iter(range(1000))
+        if draws == "loader":
+            stream = iter(site.loader(Numbers(), 1))
+        while site.running:
+            train(net, optimizer, int(next(stream)))
+            site.step(tokens=10)
+    said = capsys.readouterr().err
+    assert said.count("the script draws its samples itself, so sites may train the same ones") == is_said
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 class Teaching(nn.Module):
