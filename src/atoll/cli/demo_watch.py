@@ -19,6 +19,7 @@ class Watch:
     _state: str = ""
     _site_states: dict[str, str] = field(default_factory=dict)
     _crashes: dict[tuple[str, int], int] = field(default_factory=dict)  # of workers, in each start of a node
+    _same_samples: set[str] = field(default_factory=set)  # what was said of them
 
     def observe(self, status: RunView) -> list[str]:
         lines = []
@@ -43,6 +44,8 @@ class Watch:
             if self._site_states.get(site.name) != site.state:
                 self._site_states[site.name] = site.state
                 lines.append(f"{site.name}: {site.state}")
+        lines += [text for text in status.same_samples if text not in self._same_samples]
+        self._same_samples |= set(status.same_samples)
         return lines
 
     def num_crashes(self, name: str) -> int:

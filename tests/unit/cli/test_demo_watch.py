@@ -142,6 +142,12 @@ def test_crashes_of_workers_are_told_as_they_come_and_counted_over_starts_of_a_n
     assert (watch.num_crashes("a"), watch.num_crashes("b")) == (4, 0)
 
 
+def test_sites_that_train_the_same_samples_are_told_once() -> None:
+    watch, text = Watch(), "a (site 1) and b (site 2) had the same loss"
+    told = [watch.observe(parse_status(document(same_samples=texts))) for texts in ([], [text], [text], [])]
+    assert [text in lines for lines in told] == [False, True, False, False]
+
+
 def test_counters_go_on_when_a_node_starts_again() -> None:
     watch = Watch()
     for start, sent, train_s, wait_s in ((1, 100, 4.0, 1.0), (1, 150, 6.0, 1.0), (2, 10, 1.0, 0.0), (2, 20, 2.0, 1.0)):
