@@ -212,7 +212,6 @@ def test_a_store_is_drawn(tmp_path: Path) -> None:
     assert parts["training loss"].keys() == {"the run", "s1"}
     assert parts["val_loss"] == {"s1, of the outer parameters": ([10, 20], [2.0, 1.5])}
     assert parts["bytes sent, since its node started"]["s1"] == ([10, 20], [2.0, 1.5])
-    pytest.importorskip("matplotlib", reason="matplotlib, the extra plots, is not installed")
     for name, begins in (("run.png", b"\x89PNG"), ("run.svg", b"<?xml")):
         assert main(["plot", str(path), "-o", str(tmp_path / name), "--log"]) == 0
         assert (tmp_path / name).read_bytes().startswith(begins)
