@@ -39,6 +39,7 @@ def test_the_page_follows_a_run_and_shows_a_killed_site(tmp_path: Path) -> None:
         page.ask("document.getElementById('chart').focus()")
         page.press("ArrowLeft")
         assert page.ask("document.getElementById('readout').textContent").startswith("step ")
+        look_at_axes_and_pointer(page)
         page.until("['train', 'wait', 'exchange', 'apply'].every((kind) => document.querySelector('#phases .' + kind))")
         page.ask("const of = document.getElementById('phases-of'); of.value = 'a';"
                  "of.dispatchEvent(new Event('change')); document.getElementById('phases').focus()")  # fmt: skip
@@ -64,3 +65,24 @@ def test_the_page_follows_a_run_and_shows_a_killed_site(tmp_path: Path) -> None:
         assert {value["name"] for value in values} == {"val_loss"}
         assert {value.get("of_outer", False) for value in values} == {False, True}
         nodes["a"].popen.send_signal(signal.SIGKILL)
+
+
+def look_at_axes_and_pointer(page: Chromium) -> None:
+    """Of the training loss: on a scale of powers the marks are as far from each other by factors as by pixels; along
+    tokens the last place is the run's last tokens; the pointer is told of the place below it."""
+    page.ask("byId('what').value = LOSS; byId('what').dispatchEvent(new Event('change'))")
+    marks = "[...document.querySelectorAll('#chart text[text-anchor=end]')].slice(0, 5).map((one) => +one.textContent)"
+    even = page.ask(marks)
+    assert even[2] == pytest.approx((even[0] + even[4]) / 2, rel=1e-2)
+    assert even[4] > 1.5 * even[0], "else the two scales look alike"
+    page.ask("byId('log').checked = true; byId('log').dispatchEvent(new Event('change'))")
+    powers = page.ask(marks)
+    assert powers[2] == pytest.approx((powers[0] * powers[4]) ** 0.5, rel=1e-2)
+
+    page.ask("byId('by').value = '1'; byId('by').dispatchEvent(new Event('change'))")
+    for end, place in (("right - 13", "curves.run.at(-1)[1]"), ("left + 63", "curves.run[0][1]")):
+        at = page.ask(f"((box) => ({{ x: box.{end}, y: box.top + 50 }}))(byId('chart').getBoundingClientRect())")
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+        told, tokens = page.ask(f"[byId('readout').textContent, whole({place})]")
+        assert told.startswith(f"tokens {tokens}: the run ")
+    page.ask("byId('by').value = '0'; byId('log').checked = false; byId('by').dispatchEvent(new Event('change'))")
