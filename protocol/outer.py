@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atoll.protocol.changed import settings_with
@@ -12,6 +14,9 @@ from atoll.protocol.settings import RunSettings
 
 SHORT_SYNCS = 50
 """Of each parameter: in a run of fewer, outer momentum has not settled before the end (docs/log.md)."""
+SAME_RATE, LEAST_RATE = 1e-5, 1e-10
+"""A part, and a rate beside which it is none: processors of two kinds differ in the last digits of a cosine, and near
+the end of a schedule in more than these."""
 FINAL_SHARE = 0.1
 """Of the learning rate, where it decays: what is left of it at the end."""
 
@@ -115,6 +120,13 @@ def _with_rates(settings: RunSettings, record: Commit, group: int) -> OuterStep:
         weight_decay=rates[1],
         is_frozen=settings.sync.strategy == "momentum" and not settings.sync.moves_variance(record.commit - 1),
         bias=bias_at(settings, record.commit, record.run_step),
+    )
+
+
+def same_rates(said: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether these are the rates of one script, computed on two machines."""
+    return len(said) == len(others) and all(
+        math.isclose(a, b, rel_tol=SAME_RATE, abs_tol=LEAST_RATE) for a, b in zip(said, others, strict=True)
     )
 
 

@@ -37,6 +37,7 @@ from atoll.protocol.errors import InvalidMessage, NonFiniteError, RefusedError, 
 from atoll.protocol.history import History
 from atoll.protocol.layout import Layout, Manifest, Role, chunk_hash, state_hash
 from atoll.protocol.log_length import LogLength
+from atoll.protocol.outer import same_rates
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
@@ -653,7 +654,7 @@ class Checks:
             length = json.loads(commit.changed_json or "{}").get("run.steps", self._settings.steps)
             num_steps = min(local_steps(self._settings.sync, commit.commit), length - before)
             self.require(
-                commit.run_step - before == num_steps and commit.rates == rates_over(before, num_steps),
+                commit.run_step - before == num_steps and same_rates(commit.rates, rates_over(before, num_steps)),
                 f"48: commit {commit.commit}, from step {before} to {commit.run_step}, has the rates {commit.rates}; "
                 f"{num_steps} steps have {rates_over(before, num_steps)}",
             )

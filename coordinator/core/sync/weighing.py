@@ -19,6 +19,7 @@ from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol.messages import MAX_TOKENS, Ready
+from atoll.protocol.outer import same_rates
 from atoll.protocol.sync_settings import SyncSettings
 
 MAX_RATE = 100.0
@@ -65,9 +66,10 @@ def odd_rates(run: Run, sync: Sync, site_ids: Sequence[int]) -> dict[int, str]:
     """Of these ready sites, those whose optimizers have other rates than most of those that were in the last commit,
     and what is wrong: a site that has been started again is no witness. Where as many have one as another all sites
     are counted, then the lowest id counts."""
-    by_rates: dict[tuple[float, ...], list[int]] = {}
+    by_rates: dict[tuple[float, ...], list[int]] = {}  # those of the lowest id of the sites that agree
     for site_id in sorted(site_ids):
-        by_rates.setdefault(sync.ready[site_id].rates, []).append(site_id)
+        said = sync.ready[site_id].rates
+        by_rates.setdefault(next((r for r in by_rates if same_rates(r, said)), said), []).append(site_id)
     if len(by_rates) < 2:
         return {}
     last = run.log.record(run.log.last)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from atoll.node.core.context import Context
 from atoll.node.core.lanes.lane import Exchange, Lane
 from atoll.protocol import messages as m
+from atoll.protocol.outer import same_rates
 from atoll.protocol.plans import influences
 from atoll.protocol.ranges import Ranges
 from atoll.protocol.sample_order import GLOBAL_LINE
@@ -50,7 +51,7 @@ def wrong_in_commit(ctx: Context, lane: Lane, exchange: Exchange, commit: m.Comm
     if exchange.influences and influences(commit) != exchange.influences:
         return f"commit {commit.commit} lists other influences of its contributors than were said of its attempt"
     report = lane.snapshot.report
-    if report is not None and commit.rates != report.rates:
+    if report is not None and not same_rates(commit.rates, report.rates):
         return f"commit {commit.commit} has the rates {list(commit.rates)}, this site's Ready {list(report.rates)}"
     line = ctx.site.site_id if ctx.settings.data == "local" else GLOBAL_LINE
     done = Ranges(r for item in commit.done if item.line == line for r in item.ranges)

@@ -9,6 +9,7 @@ from atoll.node.core.events import SnapshotSealed
 from atoll.node.core.ranks.pieces import SharedSlice, box_text
 from atoll.node.local_protocol import DataSet, SealedReport
 from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.outer import same_rates
 from atoll.protocol.sample_order import MAX_SAMPLES
 
 MAX_BATCH = 1 << 24
@@ -77,7 +78,7 @@ def sealed_by_all(
         told = ", ".join(f"rank {rank} {count}" for count, rank in steps.items())
         return f"ranks report different numbers of steps at step {step}: {told}"
     for rank, report in enumerate(reports):
-        if report.rates != reports[0].rates:
+        if not same_rates(report.rates, reports[0].rates):
             return (
                 f"ranks 0 and {rank} have optimizers with different rates at step {step}: "
                 f"{list(reports[0].rates)} and {list(report.rates)} (learning rate and weight decay of each group)"

@@ -147,9 +147,17 @@ MUTATIONS = (
         name="a commit's rates are believed",
         rule="a site ends if a commit has other rates than it said",
         where="node.core.lanes.own_word:wrong_in_commit",
-        old="if report is not None and commit.rates != report.rates:",
+        old="if report is not None and not same_rates(commit.rates, report.rates):",
         new="if False:",
         tests=CORE,
+    ),
+    Mutation(
+        name="a site whose processor computes the last digit otherwise is sent away",
+        rule="rates of one script agree on all machines",
+        where="protocol.outer:same_rates",
+        old="math.isclose(a, b, rel_tol=SAME_RATE, abs_tol=LEAST_RATE)",
+        new="a == b",
+        tests=RATES,
     ),
     Mutation(
         name="rates are not held against each other",

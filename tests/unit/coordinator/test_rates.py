@@ -11,6 +11,7 @@ import pytest
 
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest
+from atoll.protocol.outer import same_rates
 from atoll.protocol.outer_settings import OuterSettings
 from tests.harness.coordinator_story import Story, a_manifest, some_settings
 
@@ -42,6 +43,28 @@ def test_the_commit_has_the_rates_of_its_contributors() -> None:
         story.done(name, "s0")
     commit: m.Commit = story.last("a", m.Commit)
     assert commit.rates == RATES
+
+
+def test_a_cosine_of_another_processor_is_the_same_schedule() -> None:
+    """Which computes its last digits otherwise; the commit has the rates of one contributor, for all."""
+    story = story_of("a", "b", "c")
+    near_the_end = 1e-3 * (1 + math.cos(math.pi * 0.9999))
+    of_b = (near_the_end, 0.1)
+    of_c = (math.nextafter(near_the_end, 1), math.nextafter(0.1, 0))
+    ready(story, {"a": (near_the_end * (1 + 1e-7), 0.1), "b": of_b, "c": of_c})
+    assert contributors(story) == {"a", "b", "c"}
+    for name in "abc":
+        assert not story.num(name, m.Refused)
+        story.done(name, "s0")
+    rates = {story.last(name, m.Commit).rates for name in "abc"}
+    assert rates == {(near_the_end * (1 + 1e-7), 0.1)}
+
+
+def test_rates_that_a_script_sets_otherwise_are_not_the_same() -> None:
+    assert same_rates((0.0, 0.0), (1e-11, 0.0))
+    assert not same_rates((1e-3, 0.1), (1.0001e-3, 0.1))
+    assert not same_rates((1e-6, 0.1), (0.0, 0.1))
+    assert not same_rates((1e-3, 0.1), (1e-3,))
 
 
 def test_most_sites_are_right_and_the_others_are_refused_with_both_values() -> None:
