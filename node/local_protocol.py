@@ -209,6 +209,8 @@ class SealedReport:
     """Drawn by this rank and trained on, since the epoch began."""
     rates: tuple[float, ...] = bounded(MAX_RATES, ())
     """With gradient exchange, of each parameter group: learning rate, then weight decay."""
+    num_skipped: int = 0
+    """With gradient exchange, the steps of which nothing is in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

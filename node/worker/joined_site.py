@@ -22,6 +22,7 @@ from atoll.node.worker import readings
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, disconnect, ranks_here
 from atoll.node.worker.draws import LeasedBatches
+from atoll.node.worker.left_out import LeftOut
 from atoll.node.worker.local_steps import WindowStart
 from atoll.node.worker.logged_values import LoggedValues
 from atoll.node.worker.losses import DEFAULT_MAX_SKIPPED, Losses, SpoiledError
@@ -74,6 +75,7 @@ class JoinedSite(Site):
         self._losses = Losses(self.rank, max_skipped)
         check(optimizers, connection.settings.sync, connection.settings.outer)
         self._of_node = [optimizer for optimizer in optimizers if isinstance(optimizer, NodeOptimizer)]
+        self._left_out = LeftOut(self._of_node, self.rank, max_skipped)
         self._rated = rated_groups(optimizers)
         self._ramp_steps = steps_of_ramp(ramp_steps, connection.settings.trainer.ramp_steps, optimizers)
         self._ramp: LearningRateRamp | None = None
@@ -165,10 +167,10 @@ class JoinedSite(Site):
     def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
         if not self.running:
             return Step(False, False, self.inner_step)
-        self._check_gradients()
         if not self._checks.is_step(loss):
             return self._go_on_without_a_step()
-        self._count(tokens)
+        is_left_out = bool(self._of_node) and self._left_out.is_left_out(loss, self.inner_step + 1)
+        self._count(0 if is_left_out else tokens)
         if loss is not None:
             self._losses.add(loss, self.inner_step)
         if self._steps == 1 and self._restored_step is not None:
@@ -293,7 +295,9 @@ class JoinedSite(Site):
             self._steps,
             rate,
             checkpoints,
-            readings.of_this_rank(self._tokens, self._losses.num_skipped + self._checks.num_skipped),
+            readings.of_this_rank(
+                self._tokens, self._losses.num_skipped + self._checks.num_skipped + self._left_out.num
+            ),
         )
         self._reported_at_s, self._reported_step = now_s, self._steps
 
@@ -366,18 +370,10 @@ class JoinedSite(Site):
             rates=()
             if is_seed
             else tuple(r for o, number in self._rated for r in o.rates[2 * number : 2 * number + 2]),
+            num_skipped=self._left_out.take_window(),
         )
         self._client.sealed(report)
         self._window = _Window(self._steps)
-
-    def _check_gradients(self) -> None:
-        """Raises ConfigError where the script has not done a step with each optimizer of the node."""
-        for optimizer in self._of_node:
-            if not optimizer.has_gradients:
-                raise ConfigError(
-                    f"site.step was called without a step of atoll.{type(optimizer).__name__} before it; call its step "
-                    "each time (a GradScaler leaves steps out: train in bfloat16 or float32)"
-                )
 
     def _note_base(self, answer: Answer) -> None:
         """The base has what the snapshot of the fragment listed if a commit holds it. One that no commit holds is

@@ -6,6 +6,8 @@ Under a node `step` hands in the gradients, and `site.step` takes the new values
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +19,9 @@ from atoll.node.worker.local_steps import LocalWindow, WindowStart, local_of
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.sync_settings import SyncSettings
+
+OF_OTHERS = ("maximize", "amsgrad", "nesterov", "dampening", "momentum", "betas", "eps")
+"""Keys of parameter groups that change the steps of torch's optimizers."""
 
 
 class NodeOptimizer(torch.optim.Optimizer):
@@ -32,9 +37,12 @@ class NodeOptimizer(torch.optim.Optimizer):
     _rates: tuple[float, ...] = ()
     _num_commits: int | None = None
     """None: alone."""
+    _is_finite = True
+    """Of the gradients of the last step."""
 
     def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, **rest: Any) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **rest})
+        given = {key: value for key, value in rest.items() if value is not None}  # schedulers look at what there is
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **given})
 
     def differs(self, outer: OuterSettings) -> str:
         """From the run's outer optimizer, in words; empty if it is that."""
@@ -62,9 +70,10 @@ class NodeOptimizer(torch.optim.Optimizer):
             parameter.grad = None
             if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):  # here, where all ranks are
                 gradients[parameter] = gradient.redistribute(placements=parameter.placements)
-        self._rates = tuple(float(group[key]) for group in self.param_groups for key in ("lr", "weight_decay"))
         if self._num_commits is not None:
-            self._hand_in(gradients)
+            norm = nn.utils.get_total_norm([local_of(gradient) for gradient in gradients.values()], math.inf)
+            self._is_finite = bool(norm.isfinite())  # before a window of steps has them
+            self._hand_in(gradients if self._is_finite else {})
             return loss
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -80,13 +89,24 @@ class NodeOptimizer(torch.optim.Optimizer):
     # --- under a node
 
     def check_groups(self) -> None:
-        """Raises ConfigError for what a parameter group sets and the nodes do not know of."""
+        """Raises ConfigError for what a parameter group sets and the nodes do not know of, and for rates below 0."""
         for number, group in enumerate(self.param_groups):
             for key in ("betas", "eps", *self.fixed):
                 if group.get(key) != self.defaults.get(key):
                     raise ConfigError(
                         f"{self._name} has {key} = {group[key]} in parameter group {number}: it is the same for all, "
                         f"{self.defaults.get(key, 'as the run has it')}, as the nodes do the steps"
+                    )
+            for key in OF_OTHERS:
+                if group.get(key) and key not in self.defaults:
+                    raise ConfigError(
+                        f"{self._name} has {key} = {group[key]} in parameter group {number}, and its steps know "
+                        "nothing of it: leave it out"
+                    )
+            for key in ("lr", "weight_decay"):
+                if not 0 <= float(group[key]) < math.inf:
+                    raise ConfigError(
+                        f"{self._name} has {key} = {group[key]} in parameter group {number}; choose 0 or more"
                     )
 
     @property
@@ -96,20 +116,40 @@ class NodeOptimizer(torch.optim.Optimizer):
     def at_commit(self, commit: int, start: WindowStart | None = None) -> None:
         """The parameters have the values of that commit: a gradient that is here is late. `start`: of steps that the
         site does by itself until the next one; None: the nodes do its step."""
+        if self._num_commits is None and self.state:
+            self.state.clear()
+            sys.stderr.write(
+                f"atoll: the moments that {self._name} has are not used: the nodes have those of the run\n"
+            )
         self._num_commits, self._gradients = commit, None
 
     def _hand_in(self, gradients: dict[nn.Parameter, Tensor]) -> None:
+        self._rates = tuple(float(group[key]) for group in self.param_groups for key in ("lr", "weight_decay"))
         self._gradients = gradients
+
+    @property
+    def no_step(self) -> str:
+        return f"{self._name} did no step"
+
+    @property
+    def left_out(self) -> str:
+        """Why nothing of the last step is averaged; empty if it is."""
+        if self._gradients is None:
+            return self.no_step
+        return "" if self._is_finite else "a gradient is not finite"
+
+    def leave_out(self) -> None:
+        """Hands in nothing in place of the last step's gradients, or of those that are here and that no step took."""
+        if self._gradients is None:
+            self._hand_in({})
+            for parameter in (p for group in self.param_groups for p in group["params"]):
+                parameter.grad = None
+        self._gradients, self._is_finite = {}, True
 
     @property
     def rates(self) -> tuple[float, ...]:
         """At the last step: learning rate and weight decay of each group."""
         return self._rates
-
-    @property
-    def has_gradients(self) -> bool:
-        """Of a step after the last `site.step`."""
-        return self._gradients is not None
 
     def contribution(self, parameter: nn.Parameter) -> Tensor | None:
         """This rank's slice of what travels; None if the step had no gradient of it."""
@@ -173,8 +213,8 @@ class AdamW(NodeOptimizer):
 
     @property
     def _given(self) -> tuple[float | None, float | None, float | None]:
-        beta1, beta2 = self.defaults["betas"] or (None, None)
-        return beta1, beta2, self.defaults["eps"]
+        beta1, beta2 = self.defaults.get("betas", (None, None))
+        return beta1, beta2, self.defaults.get("eps")
 
     def differs(self, outer: OuterSettings) -> str:
         wanted = outer.momentum, outer.beta2, outer.epsilon

@@ -64,11 +64,11 @@ def sealed_by_all(
     """`reports` by rank, of one step; `loaders`: what the ranks draw that draw samples. Or why the reports contradict.
 
     Of shards the rounds count that all ranks are through with."""
-    step = reports[0].step
+    step, skips_alike = reports[0].step, _skip_alike(reports)
     tokens: dict[int, tuple[int, int]] = {}  # data rank -> tokens, first rank
     for rank, report in enumerate(reports):
         count, first_rank = tokens.setdefault(report.data_rank, (report.tokens, rank))
-        if count != report.tokens:
+        if count != report.tokens and skips_alike:
             return (
                 f"ranks {first_rank} and {rank} share data rank {report.data_rank} but count {count} and "
                 f"{report.tokens} tokens at step {step}; ranks that see the same batch must count the same"
@@ -101,7 +101,7 @@ def sealed_by_all(
     return SnapshotSealed(
         generation=generation,
         step=step,
-        tokens=sum(count for count, _ in tokens.values()),
+        tokens=sum(count for count, _ in tokens.values()) if skips_alike else 0,
         num_steps=max(r.num_steps for r in reports),
         mean_loss=sum(loss / len(losses) for loss in losses),
         train_s=max(r.train_s for r in reports),
@@ -109,6 +109,12 @@ def sealed_by_all(
         rates=reports[0].rates,
         of_shards=any(data.of_shards for data in loaders.values()),
     )
+
+
+def _skip_alike(reports: Sequence[SealedReport]) -> bool:
+    """Whether all ranks have the gradients of the same steps in it; else the whole is of no use, as of shards one rank
+    alone may find that they are not finite."""
+    return len({report.num_skipped for report in reports}) == 1
 
 
 def _unequal_use(reports: Sequence[SealedReport], loaders: Mapping[int, DataSet]) -> str:
@@ -128,6 +134,8 @@ def _unequal_use(reports: Sequence[SealedReport], loaders: Mapping[int, DataSet]
 
 def differing_replicas(reports: Sequence[SealedReport], slices: Iterable[SharedSlice], where: object) -> str:
     """Why the copies of a slice are not one; empty if they are. The owner's hash is of what it wrote into SNAPSHOT."""
+    if not _skip_alike(reports):
+        return ""
     hashes = [{h.piece: h.hash for h in report.hashes} for report in reports]
     for shared in slices:
         by_hash: dict[bytes, list[int]] = {}

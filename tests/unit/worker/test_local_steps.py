@@ -268,10 +268,21 @@ def test_before_the_local_steps_a_gradient_is_handed_in_and_nothing_moves(node: 
     assert script.net.weight[0, 0].item() == 1.0
 
 
-def test_a_step_that_is_left_out_in_the_middle_of_a_window_is_refused(node: FakeNode) -> None:
-    node.script = [(0, published(node, 1.0, 2.0, apply(MergeMode.REPLACE, 3, run_step=9, version=BASE, fresh=True)))]
-    with pytest.raises(ConfigError, match=r"without a step of atoll\.ZeroOneAdam before it"):
-        Script(leaves_out=1).run()
+def test_a_step_that_is_left_out_in_the_middle_of_a_window_has_a_gradient_of_0_and_no_tokens(node: FakeNode) -> None:
+    """Its learning rate counts, as it does at the other sites."""
+    node.script = [
+        (0, published(node, 1.0, 2.0, apply(MergeMode.REPLACE, 3, run_step=9, version=BASE, fresh=True))),
+        (3, SNAPSHOT),
+        (3, STOP),
+    ]
+    script = Script(leaves_out=1)
+    script.run()
+    m1 = 0.75 * 2.0 + 0.25
+    m2 = 0.75 * m1
+    assert node.values(node.snapshot, "weight") == pytest.approx((m1 + m2 + 0.75 * m2 + 0.25) / 3, rel=1e-5)
+    (sealed,) = node.said("sealed")
+    assert (sealed["tokens"], sealed["num_skipped"]) == (20, 1)
+    assert sealed["rates"] == pytest.approx((0.3, 0.0))
 
 
 def test_the_memory_of_a_window_is_free_before_that_of_the_next_one_is_taken(

@@ -91,7 +91,7 @@ def test_under_a_node_a_step_takes_the_gradients_and_leaves_the_parameters() -> 
     model = a_model()
     optimizer = under_a_node(atoll.AdamW(model.parameters(), lr=0.01))
     before = [p.detach().clone() for p in model.parameters()]
-    assert not optimizer.has_gradients
+    assert optimizer.left_out
     backward(model)
     gradients = [p.grad for p in model.parameters()]
     optimizer.step()
@@ -103,9 +103,9 @@ def test_under_a_node_a_step_takes_the_gradients_and_leaves_the_parameters() -> 
         assert found is gradient
         assert found is not None
         assert found.abs().sum() > 0
-    assert optimizer.has_gradients
+    assert not optimizer.left_out
     optimizer.handed_in()
-    assert not optimizer.has_gradients
+    assert optimizer.left_out
 
 
 def test_a_parameter_without_a_gradient_has_none() -> None:
@@ -115,7 +115,7 @@ def test_a_parameter_without_a_gradient_has_none() -> None:
     first, *_ = model.parameters()
     first.grad = None
     optimizer.step()
-    assert optimizer.has_gradients
+    assert not optimizer.left_out
     assert optimizer.contribution(first) is None
 
 
@@ -139,15 +139,20 @@ def test_a_second_step_before_the_first_is_handed_in_is_refused_and_a_late_gradi
     with pytest.raises(ConfigError, match=r"two steps before one site\.step"):
         optimizer.step()
     optimizer.at_commit(8)
-    assert not optimizer.has_gradients
+    assert optimizer.left_out
     optimizer.step()
-    assert optimizer.has_gradients
+    assert not optimizer.left_out
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda p: atoll.AdamW([{"params": p, "betas": (0.8, 0.9)}]), "betas = .* in parameter group 0"),
+        (
+            lambda p: atoll.AdamW([{"params": p, "maximize": True}]),
+            "maximize = True in parameter group 0, and its steps",
+        ),
+        (lambda p: atoll.AdamW([{"params": p, "lr": -0.1}]), "lr = -0.1 in parameter group 0; choose 0 or more"),
         (lambda p: atoll.SGD([{"params": p, "momentum": 0.9}], lr=0.1), "momentum = 0.9 in parameter group 0"),
         (lambda p: atoll.SGD([{"params": p, "weight_decay": 0.1}], lr=0.1), "weight_decay = 0.1 in parameter group 0"),
     ],
@@ -162,6 +167,29 @@ def test_what_the_nodes_do_not_know_of_a_group_is_refused(make: Make, words: str
     backward(model)
     with pytest.raises(ConfigError, match=words):
         optimizer.step()
+
+
+def test_a_scheduler_that_moves_betas_says_that_there_are_none() -> None:
+    """OneCycleLR moves beta1 unless it is told not to, and the run's is the same at all sites."""
+    optimizer = atoll.AdamW(a_model().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="must support momentum or beta1"):
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10, cycle_momentum=False)
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] > 0
+
+
+def test_moments_that_were_loaded_are_said_not_to_be_used(capsys: pytest.CaptureFixture[str]) -> None:
+    model = a_model()
+    optimizer = atoll.AdamW(model.parameters(), lr=0.01)
+    backward(model)
+    optimizer.step()
+    other = atoll.AdamW(a_model().parameters(), lr=0.01)
+    other.load_state_dict(optimizer.state_dict())
+    under_a_node(other)
+    assert "atoll: the moments that atoll.AdamW has are not used" in capsys.readouterr().err
+    assert not other.state
 
 
 def test_a_copy_of_an_optimizer_steps_too() -> None:

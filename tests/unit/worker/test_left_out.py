@@ -1,0 +1,89 @@
+"""Steps that are left out where the nodes do them, against a node in memory: nothing of one is averaged, and training
+goes on; so many in a row end the site."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import atoll
+from atoll.node.core.events import MergeMode
+from atoll.protocol.errors import ConfigError, NonFiniteError
+from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
+from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply, go_on, in_memory
+
+SETTINGS = RunSettings(
+    run_id="r",
+    steps=100,
+    outer=OuterSettings(optimizer="adamw", momentum=0.9),
+    sync=SyncSettings(strategy="gradient", every=1),
+)
+BAD = 1
+"""The step that is."""
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    node = in_memory(monkeypatch, SETTINGS)
+    node.script = [(0, apply(MergeMode.REPLACE, 1, fresh=True))]
+    for step in range(1, 4):
+        node.script += [(step, SNAPSHOT), (step, go_on(step + 1) if step < 3 else STOP)]
+    return node
+
+
+def train(node: FakeNode, how: str, num_bad: int = 1, max_skipped: int = 32) -> list[Tensor]:
+    """Three steps. What SNAPSHOT has of the weight after each."""
+    net = nn.Linear(2, 1, bias=False)
+    optimizer = atoll.AdamW(net.parameters(), lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0, enabled=how == "scaler")
+    handed_in = []
+    with atoll.join(net, optimizer, data_fingerprint=b"f" * 32, max_skipped=max_skipped) as site:
+        for step in range(3):
+            is_bad = BAD <= step < BAD + num_bad
+            loss = net(torch.ones(1, 2)).sum()
+            scaler.scale(loss).backward()
+            if is_bad and how in ("gradient", "guard", "scaler"):
+                assert net.weight.grad is not None
+                net.weight.grad[0, 1] = math.nan
+            if not (is_bad and how == "guard"):
+                scaler.step(optimizer)
+            scaler.update()
+            site.step(tokens=10, loss=math.inf if is_bad and how == "loss" else 0.5)
+            handed_in.append(torch.from_numpy(node.values(node.snapshot, "weight").copy()))
+            assert net.weight.grad is None
+    return handed_in
+
+
+@pytest.mark.parametrize("how", ["gradient", "guard", "scaler", "loss"])
+def test_a_step_that_is_not_finite_is_left_out_and_said(
+    node: FakeNode, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    """Whoever finds it: the optimizer, a script that calls no step then, a GradScaler, or the loss."""
+    handed_in = train(node, how)
+    assert torch.equal(handed_in[0], torch.ones(2))
+    assert torch.equal(handed_in[1], torch.zeros(2))
+    assert torch.equal(handed_in[2], torch.ones(2))
+    sealed = node.said("sealed")
+    assert [report["tokens"] for report in sealed] == [10, 0, 10]
+    assert [report["num_skipped"] for report in sealed] == [0, 1, 0]
+    assert [report["rates"] for report in sealed] == [(0.5, 0.01)] * 3
+    why = {"gradient": "a gradient is not finite", "loss": "its loss is not finite"}.get(how, "atoll.AdamW did no step")
+    assert f"is left out on rank 0, as {why}: nothing of it is averaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("gradient", NonFiniteError, "left out 2 steps in a row, the last one as a gradient is not finite"),
+        ("guard", ConfigError, r"left out 2 steps in a row, the last one as atoll\.AdamW did no step"),
+        ("loss", NonFiniteError, "left out 2 steps in a row, the last one as its loss is not finite"),
+    ],
+)
+def test_so_many_in_a_row_end_the_site(node: FakeNode, how: str, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        train(node, how, num_bad=2, max_skipped=2)
