@@ -343,8 +343,8 @@ MUTATIONS = (
         name="tokens of a data rank count twice",
         rule="ranks that see the same batch are counted once",
         where="node.core.ranks.reports:sealed_by_all",
-        old="tokens=sum(count for count, _ in tokens.values()),",
-        new="tokens=sum(r.tokens for r in reports),",
+        old="tokens=sum(count for count, _ in tokens.values())",
+        new="tokens=sum(r.tokens for r in reports)",
         tests=("tests/unit/local/test_worker_group.py",),
     ),
     Mutation(
