@@ -429,6 +429,7 @@ class JoinedSite(Site):
             self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh, copies_of=copies)
         known_step = self._restored_step if answer.fresh else self.inner_step  # the optimizers know the run up to there
         self._note_base(answer)
+        self._losses.took_commit()
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
         self._run_length = answer.run_length
         if answer.num_sites:

@@ -136,4 +136,20 @@ MUTATIONS = (
             "tests/unit/worker/test_scripts.py::test_a_lazy_module_is_refused_by_name_until_a_batch_went_through_it",
         ),
     ),
+    Mutation(
+        name="a commit that makes losses rise is not at fault",
+        rule="losses are as before where none is higher than those of the window before, by as much as these differ",
+        where="node.worker.losses:Losses._num_as_before",
+        old="<= 2 * highest - least",
+        new="<= math.inf",
+        tests=("tests/unit/worker/test_losses.py",),
+    ),
+    Mutation(
+        name="steps before a commit speak for it",
+        rule="only losses since a commit was taken say that it is not at fault",
+        where="node.worker.losses:Losses.took_commit",
+        old="self._num_before_commit = len(self._steps)",
+        new="pass",
+        tests=("tests/unit/worker/test_losses.py",),
+    ),
 )
