@@ -16,6 +16,8 @@ from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.node.core.workers import Workers
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, WorkerError
+from atoll.protocol.figures import MAX_CRASH_CHARACTERS
+from atoll.protocol.text import last_line
 
 MAX_CRASHES_WITHOUT_STEP = 3
 MAX_CRASHES_IN_A_ROW = 10
@@ -180,7 +182,7 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     if event.kind is FailureKind.FATAL and not begins_anew:
         endings.give_up(ctx, event.text, event.exit_code)
         return
-    site.num_crashes += 1
+    site.num_crashes, site.last_crash = site.num_crashes + 1, _in_a_line(event.text)
     if site.disk.final or site.leaving:  # new workers would have nothing to do
         workers.stop()
         end(ctx)
@@ -217,6 +219,13 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     _replace(ctx, none_yet)
     leases.restarted(ctx)
     restart_if_due(ctx)
+
+
+def _in_a_line(reason: str) -> str:
+    """The first line says how they ended, the last one of a traceback why."""
+    first, last = last_line(reason.partition("\n")[0]), last_line(reason)
+    why = "" if first == last else f": {last[: MAX_CRASH_CHARACTERS // 2]}"
+    return first[: MAX_CRASH_CHARACTERS - len(why)] + why
 
 
 def _free_what_they_had(ctx: Context) -> None:

@@ -171,6 +171,7 @@ class Demo:
             state_hash=saved.state_hash.hex() if saved else "",
             commit=saved.commit if saved else None,
             note=self._notes().get(name, ""),
+            num_commits=self._watch.num_commits(name),
             num_crashes=max(self._watch.num_crashes(name), crashes_in(self.folder / "logs" / f"{name}.log")),
         )
 

@@ -169,4 +169,20 @@ MUTATIONS = (
         new="if False:",
         tests=("tests/unit/worker/test_held_out.py",),
     ),
+    Mutation(
+        name="a member fills the log with crashes",
+        rule="crashes that a member says all the time are said now and then",
+        where="coordinator.core.sites.membership:Site.tells",
+        old=" and now >= self.crash_said_at + CRASH_SAID_EVERY_S",
+        new="",
+        tests=("tests/unit/coordinator/test_crashes_said.py",),
+    ),
+    Mutation(
+        name="a crash waits for the next figures",
+        rule="a crash of workers is told with the next heartbeat",
+        where="node.daemon.telemetry:Telemetry.beat",
+        old="self.core.site.num_crashes != self._num_crashes",
+        new="False",
+        tests=("tests/unit/local/test_telemetry.py",),
+    ),
 )
