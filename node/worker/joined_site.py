@@ -162,7 +162,7 @@ class JoinedSite(Site):
         modes = [mode for mode, _ in self._taken.values()]
         return len(modes) > 0 and MergeMode.SHIFT not in modes and not self._publish_changes
 
-    def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
+    def step(self, tokens: int | None = None, loss: Tensor | float | None = None) -> Step:
         if not self.running:
             return Step(False, False, self.inner_step)
         self._check_gradients()
@@ -209,7 +209,7 @@ class JoinedSite(Site):
         self._tensors.reshard()
         saved = self._shared.swap_in()
         try:
-            with self._holding_outer():
+            with self._checks.no_steps(), self._holding_outer():
                 yield
         finally:
             self._tensors.reshard()
@@ -241,7 +241,7 @@ class JoinedSite(Site):
             self._ramp.remove()
         self._checks.close()
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-            self._logged.flush()
+            self._logged.close()
             if self.running:
                 self._client.goodbye("the training loop ended", run_over=False)
             else:

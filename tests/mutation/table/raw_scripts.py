@@ -152,4 +152,20 @@ MUTATIONS = (
         new="pass",
         tests=("tests/unit/worker/test_losses.py",),
     ),
+    Mutation(
+        name="a step within outer parameters is lost",
+        rule="within outer parameters no optimizer does a step",
+        where="node.worker.script_checks:ScriptChecks.no_steps",
+        old="            yield\n",
+        new="            for handle in handles:\n                handle.remove()\n            yield\n",
+        tests=("tests/unit/worker/test_calls_out_of_place.py",),
+    ),
+    Mutation(
+        name="what is logged too late is lost without a word",
+        rule="what is logged after a site has left is said to be lost",
+        where="node.worker.logged_values:LoggedValues.close",
+        old="self._is_closed = True",
+        new="pass",
+        tests=("tests/unit/worker/test_calls_out_of_place.py",),
+    ),
 )

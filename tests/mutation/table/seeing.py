@@ -61,8 +61,8 @@ MUTATIONS = (
         name="values of the outer parameters are the site's own",
         rule="what is logged of the outer parameters is a curve of its own",
         where="node.worker.joined_site:JoinedSite.outer_parameters",
-        old="with self._holding_outer():",
-        new="if True:",
+        old="no_steps(), self._holding_outer():",
+        new="no_steps():",
         tests=(OF_SCRIPT,),
     ),
     Mutation(
