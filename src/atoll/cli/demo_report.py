@@ -106,7 +106,7 @@ def failures(report: Report) -> list[str]:
 
 
 def as_document(report: Report) -> dict[str, Any]:
-    """For --json."""
+    """For --format json."""
     num_sites = len(report.sites)
     reasons = failures(report)
     return asdict(report) | {

@@ -49,6 +49,11 @@ class Watch:
                 lines.append(f"{site.name}: {site.state}")
         return lines
 
+    @property
+    def last_commit(self) -> int:
+        """The last one that was seen; 0 before the first."""
+        return self._commit
+
     def num_crashes(self, name: str) -> int:
         """Of a site's workers, in all starts of its node."""
         return sum(number for (known, _), number in self._crashes.items() if known == name)
