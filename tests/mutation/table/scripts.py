@@ -104,4 +104,20 @@ MUTATIONS = (
         new="if self._in_a_row == 1:",
         tests=("tests/unit/worker/test_scripts.py::test_calls_without_a_step_count_nothing_and_that_is_said_once",),
     ),
+    Mutation(
+        name="a schedule of a trainer is said to begin again",
+        rule="a schedule that is set to the run's step need not be kept",
+        where="src.atoll.integrations.training:follow",
+        old="    follows_the_run(scheduler.optimizer)\n",
+        new="",
+        tests=("tests/unit/worker/test_script_state.py::test_a_scheduler_that_is_not_kept_is_said_once",),
+    ),
+    Mutation(
+        name="a scheduler that is not kept begins again without a word",
+        rule="a scheduler that no checkpoint has is said",
+        where="node.worker.checkpoint:LocalCheckpoints.write",
+        old="            self._say(text)\n        self._has_looked",
+        new="            pass\n        self._has_looked",
+        tests=("tests/unit/worker/test_script_state.py::test_a_scheduler_that_is_not_kept_is_said_once",),
+    ),
 )
