@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from atoll.protocol import wire
 from atoll.protocol.digest import Digest
-from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, NonFiniteError, RefusedError
+from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, NonFiniteError, RefusedError, ScriptNonFinite
 from atoll.protocol.fields import bounded, digest
 from atoll.protocol.layout import MAX_TENSORS, Manifest
 from atoll.protocol.messages import MAX_RATES, Logged
@@ -45,6 +45,7 @@ MAX_CHECKPOINTS = 8
 
 FATAL_KINDS: dict[str, type[AtollError]] = {
     "config": ConfigError,
+    "non_finite_of_script": ScriptNonFinite,  # before what it is, too
     "non_finite": NonFiniteError,
     "refused": RefusedError,
 }

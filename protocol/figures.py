@@ -38,6 +38,7 @@ class SyncPhases:
         return self.train_s, self.snapshot_s, self.exchange_s, self.apply_s, self.wait_s
 
 
+MAX_CRASH_CHARACTERS = 400
 PHASES = ("train", "snapshot", "exchange", "apply", "wait")
 
 
@@ -57,6 +58,8 @@ class Readings:
     apply_total_s: float = 0.0
     num_crashes: int = 0
     """Of its workers."""
+    last_crash: str = field(default="", metadata={"max": MAX_CRASH_CHARACTERS})
+    """Why the last of them was: how the reason begins and ends, in a line."""
     num_reconnects: int = 0
     """Streams to peers that broke and were opened again."""
     num_failed_checkpoints: int = 0

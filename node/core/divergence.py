@@ -1,5 +1,6 @@
 """A loss that is not finite right after a commit, at a site where it was finite before: the commit's doing, not the
-site's. The site stays, says so, and begins anew from the run's state; if most sites say so, the run goes back."""
+site's, unless its losses were as before for some steps after it. The site begins anew from the run's state. Where the
+commit may be at fault it says so; if most sites do, the run goes back."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ def sealed(ctx: Context, event: SnapshotSealed) -> None:
         ctx.site.finite_on = ctx.site.version
 
 
-def is_due_to_commit(ctx: Context, event: WorkersFailed) -> bool:
-    """Whether the last window with a finite loss began from an older commit than the one that failed."""
+def begins_anew(ctx: Context, event: WorkersFailed) -> bool:
+    """Whether the last window with a finite loss began from an older commit than the one that failed: the site does not
+    end, whether the commit or the script is at fault."""
     site = ctx.site
     if event.kind is not FailureKind.FATAL or event.exit_code != NonFiniteError.exit_code or site.disk.outer is None:
         return False
@@ -24,10 +26,12 @@ def is_due_to_commit(ctx: Context, event: WorkersFailed) -> bool:
 
 
 def note(ctx: Context, event: WorkersFailed) -> None:
-    """Says so. Another window without a finite one before it is the site's own."""
+    """Says so, if the commit may be at fault. Another window without a finite one before it is the site's own."""
     site = ctx.site
     assert site.version is not None
     site.finite_on = None
+    if event.by_script:
+        return
     site.diverged = m.Diverged(commit=site.version, text=event.text[:1024])
     say(ctx)
 

@@ -100,6 +100,7 @@ class SiteState:
     has_model: bool = False  # workers have said what it is, and the shell has room for its state
     workers: Workers = field(default_factory=Workers)
     num_crashes: int = 0  # of workers
+    last_crash: str = ""  # why the last of them was
     finite_on: int | None = None  # the commit from which the workers' last window with a finite loss began
     diverged: Diverged | None = None  # said of the commit after that
     data: DataQueue = field(default_factory=DataQueue)

@@ -16,6 +16,8 @@ from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.node.core.workers import Workers
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, WorkerError
+from atoll.protocol.figures import MAX_CRASH_CHARACTERS
+from atoll.protocol.text import last_line
 
 MAX_CRASHES_WITHOUT_STEP = 3
 MAX_CRASHES_IN_A_ROW = 10
@@ -176,11 +178,11 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     site, workers = ctx.site, ctx.site.workers
     if event.kind is FailureKind.CRASHED:
         ctx.ranks.crashed(event.generation)
-    due_to_commit = divergence.is_due_to_commit(ctx, event)
-    if event.kind is FailureKind.FATAL and not due_to_commit:
+    begins_anew = divergence.begins_anew(ctx, event)
+    if event.kind is FailureKind.FATAL and not begins_anew:
         endings.give_up(ctx, event.text, event.exit_code)
         return
-    site.num_crashes += 1
+    site.num_crashes, site.last_crash = site.num_crashes + 1, _in_a_line(event.text)
     if site.disk.final or site.leaving:  # new workers would have nothing to do
         workers.stop()
         end(ctx)
@@ -197,12 +199,15 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
         return
     _free_what_they_had(ctx)
     wait_s = _wait_s(ctx, in_a_row)
-    if due_to_commit:
+    how = "crashed"
+    if begins_anew:
+        of_commit = f"end since commit {site.version}, which may be bad"
+        how = "end by steps of their own script" if event.by_script else of_commit
         divergence.note(ctx, event)
-        wait_s = max(wait_s, ctx.limits.lease_s)  # for the run to go back
+        if not event.by_script:
+            wait_s = max(wait_s, ctx.limits.lease_s)  # for the run to go back
     when = f" in {wait_s:g} s, after {in_a_row} crashes in a row" if wait_s else ""
     state = " from the outer state" if site.disk.outer is not None else ""
-    how = "end after a commit that may be bad" if due_to_commit else "crashed"
     ctx.report(logging.ERROR, f"workers {how}, restarting them{state}{when}: {event.text}")
     end(ctx)
     none_yet = Workers(
@@ -214,6 +219,13 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     _replace(ctx, none_yet)
     leases.restarted(ctx)
     restart_if_due(ctx)
+
+
+def _in_a_line(reason: str) -> str:
+    """The first line says how they ended, the last one of a traceback why."""
+    first, last = last_line(reason.partition("\n")[0]), last_line(reason)
+    why = "" if first == last else f": {last[: MAX_CRASH_CHARACTERS // 2]}"
+    return first[: MAX_CRASH_CHARACTERS - len(why)] + why
 
 
 def _free_what_they_had(ctx: Context) -> None:

@@ -37,14 +37,16 @@ class Telemetry:
         self._loop = asyncio.get_running_loop()
         self._due = 0.0
         self._is_measuring = False
+        self._num_crashes = 0  # that were said
 
     def soon(self) -> None:
         """With the next heartbeat: a session begins, whose other end knows nothing of this site yet."""
         self._due = 0.0
 
     def beat(self) -> None:
-        """Called with each heartbeat."""
-        if self._loop.time() < self._due or self._is_measuring:
+        """Called with each heartbeat. A crash of workers is told with the next one."""
+        is_due = self._loop.time() >= self._due or self.core.site.num_crashes != self._num_crashes
+        if not is_due or self._is_measuring:
             return
         self._due = self._loop.time() + EVERY_S
         self._is_measuring = True
@@ -55,6 +57,7 @@ class Telemetry:
             resources = await asyncio.to_thread(self.machine.resources, self.home)
         finally:
             self._is_measuring = False
+        self._num_crashes = self.core.site.num_crashes
         site, ranks, counters = self.core.site, self.core.ranks, self.observer.hub.counters
         read = [rank.readings for rank in ranks.group.ranks] if ranks.group is not None else []
         self.say(
@@ -67,6 +70,7 @@ class Telemetry:
                 num_applied=self.observer.num_applied,
                 apply_total_s=self.observer.apply_total_s,
                 num_crashes=site.num_crashes,
+                last_crash=site.last_crash,
                 num_reconnects=counters.reconnects,
                 num_failed_checkpoints=ranks.checkpoints.failed,
                 model_flops=float(FLOPS_PER_PARAMETER * self.num_parameters() * ranks.trained_tokens),

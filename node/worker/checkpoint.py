@@ -27,7 +27,7 @@ from atoll.node.worker.checkpoint_together import ReaderOfHosts
 from atoll.node.worker.host_room import HostRoom
 from atoll.node.worker.optimizer_state import OptimizerState, StateTensor
 from atoll.node.worker.ranks_together import RanksTogether
-from atoll.node.worker.script_state import ScriptState, ScriptTensor
+from atoll.node.worker.script_state import ScriptState, ScriptTensor, not_kept
 from atoll.protocol.disk import disk_error, sync_folder
 from atoll.protocol.errors import AtollError, ConfigError, HostError
 
@@ -76,6 +76,7 @@ class LocalCheckpoints:
         self._room = HostRoom()  # its contents are the writer's while there is one
         self._start = (0, 0)  # incarnation and generation
         self._is_off = False
+        self._has_looked = False  # for schedulers that are not kept
         self._num_written = self._num_skipped = self._num_failed = 0
         self._said_failures: set[str] = set()  # since one was written
         for leftover in folder.glob(f"rank-{rank}-of-*.new"):
@@ -167,6 +168,9 @@ class LocalCheckpoints:
                     "written; a larger run.checkpoint_every or a faster disk avoids that"
                 )
             return
+        if not self._has_looked and self._rank == 0 and (text := not_kept(self._state.optimizers, self._script)):
+            self._say(text)
+        self._has_looked = True
         try:
             of_script, found = self._found_now()
             copied = self._room.copy({item.name: item.values for item in found})

@@ -183,7 +183,7 @@ class LocalClient:
         self._send(local.MergedReport(version=version, step=step, wait_s=wait_s))
 
     def fatal(self, kind: str, text: str) -> None:
-        """Before exiting for a reason that a restart does not cure. `kind`: config, non_finite or refused."""
+        """Before exiting for a reason that a restart does not cure. `kind`: one of FATAL_KINDS."""
         self._send(local.Fatal(kind=kind, text=text[: local.MAX_TEXT_CHARACTERS]))
 
     def busy(self, what: str, limit_s: float) -> None:

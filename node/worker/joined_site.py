@@ -164,7 +164,7 @@ class JoinedSite(Site):
         modes = [mode for mode, _ in self._taken.values()]
         return len(modes) > 0 and MergeMode.SHIFT not in modes and not self._publish_changes
 
-    def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
+    def step(self, tokens: int | None = None, loss: Tensor | float | None = None) -> Step:
         if not self.running:
             return Step(False, False, self.inner_step)
         if not self._checks.is_step(loss):
@@ -211,7 +211,7 @@ class JoinedSite(Site):
         self._tensors.reshard()
         saved = self._shared.swap_in()
         try:
-            with self._holding_outer():
+            with self._checks.no_steps(), self._holding_outer():
                 yield
         finally:
             self._tensors.reshard()
@@ -243,7 +243,7 @@ class JoinedSite(Site):
             self._ramp.remove()
         self._checks.close()
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-            self._logged.flush()
+            self._logged.close()
             if self.running:
                 self._client.goodbye("the training loop ended", run_over=False)
             else:
@@ -426,6 +426,7 @@ class JoinedSite(Site):
             self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh, copies_of=copies)
         known_step = self._restored_step if answer.fresh else self.inner_step  # the optimizers know the run up to there
         self._note_base(answer)
+        self._losses.took_commit()
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
         self._run_length = answer.run_length
         if answer.num_sites:

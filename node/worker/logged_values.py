@@ -18,10 +18,15 @@ class LoggedValues:
         self._say = say
         self._waiting: list[LoggedValue] = []
         self._names: set[str] = set()
+        self._is_closed = False
         self._warned: set[str] = set()  # of which a line was written: names, and that there are more
 
     def log(self, values: Mapping[str, SupportsFloat], step: int, *, of_outer: bool) -> None:
         """Raises ConfigError for what is no name or no number."""
+        if self._is_closed:
+            names = ", ".join(map(str, values))
+            self._warn("closed", f"was called after this site has left its run, so nobody hears of {names}: log before")
+            return
         for name, given in values.items():
             try:
                 value = LoggedValue(name=name, step=step, value=float(given), of_outer=of_outer)
@@ -55,3 +60,8 @@ class LoggedValues:
         if self._waiting:
             waiting, self._waiting = tuple(self._waiting), []
             self._say(waiting)
+
+    def close(self) -> None:
+        """Say what waits; what comes later is said to be lost."""
+        self.flush()
+        self._is_closed = True

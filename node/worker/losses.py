@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from atoll.node.worker.tensors import Held
-from atoll.protocol.errors import ConfigError, NonFiniteError
+from atoll.protocol.errors import ConfigError, NonFiniteError, ScriptNonFinite
 from atoll.protocol.layout import Role
 
 DEFAULT_MAX_SKIPPED = 32
@@ -24,8 +25,17 @@ FOLD_EVERY = 256
 """Losses on a device become one tensor: each alone takes 512 bytes there."""
 
 
+NUM_AS_BEFORE = 3
+"""Finite losses since a commit was taken, none higher than those of the window before: what comes then is the script's
+own."""
+
+
 class SpoiledError(NonFiniteError):
     """A step whose loss was not finite has reached the parameters, and maybe the optimizer's state before them."""
+
+
+class SpoiledByScriptError(SpoiledError, ScriptNonFinite):
+    """The same, and it is no commit's doing."""
 
 
 class Losses:
@@ -42,6 +52,8 @@ class Losses:
         self._folded: list[Tensor] = []
         self._rest: list[Tensor | float] = []
         self._in_a_row = 0  # at the last loss of the windows before
+        self._num_before_commit = 0  # losses of this window, of steps before a commit was taken
+        self._usual: tuple[float, float] | None = None  # least and highest finite loss of the last window with one
         self.num_skipped = 0
 
     def add(self, loss: Tensor | float, step: int) -> None:
@@ -68,9 +80,13 @@ class Losses:
             self._folded.append(torch.tensor([float(loss) for loss in self._rest]))
         self._rest = []
 
+    def took_commit(self) -> None:
+        """Steps from here on are based on another commit than those before."""
+        self._num_before_commit = len(self._steps)
+
     def forget(self) -> None:
         """The steps of this window are undone."""
-        self._steps, self._folded, self._rest = [], [], []
+        self._steps, self._folded, self._rest, self._num_before_commit = [], [], [], 0
 
     def take(self, held: Sequence[Held]) -> float | None:
         """The mean of this window's finite losses, None without one; the next window begins.
@@ -81,17 +97,36 @@ class Losses:
         if self._rest:
             self._fold()
         losses = [float(loss) for folded in self._folded for loss in folded.tolist()]
-        steps = self._steps
+        steps, num_before = self._steps, self._num_before_commit
         self.forget()
         bad = [step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)]
         if bad:
-            self._judge(steps, losses, bad, held)
+            self._judge(steps, losses, bad, held, num_as_before=self._num_as_before(losses[num_before:]))
         elif losses:
             self._in_a_row = 0
         finite = [loss for loss in losses if math.isfinite(loss)]
+        if finite:
+            self._usual = min(finite), max(finite)
         return sum(finite) / len(finite) if finite else None
 
-    def _judge(self, steps: Sequence[int], losses: Sequence[float], bad: Sequence[int], held: Sequence[Held]) -> None:
+    def _num_as_before(self, losses: Sequence[float]) -> int:
+        """Of those since a commit was taken, until one is not finite; 0 if one of them was higher than usual, as by as
+        much as losses usually differ: a bad commit shows so, even if it takes some steps to infinity."""
+        finite = list(takewhile(math.isfinite, losses))
+        if self._usual is None:
+            return 0
+        least, highest = self._usual
+        return len(finite) if max(finite, default=0.0) <= 2 * highest - least else 0
+
+    def _judge(
+        self,
+        steps: Sequence[int],
+        losses: Sequence[float],
+        bad: Sequence[int],
+        held: Sequence[Held],
+        *,
+        num_as_before: int,
+    ) -> None:
         longest, begins, row = self._in_a_row, [], self._in_a_row
         for step, loss in zip(steps, losses, strict=True):
             if math.isfinite(loss):
@@ -104,14 +139,17 @@ class Losses:
         self._in_a_row = row
         self.num_skipped += len(bad)
         where = f"the loss on rank {self._rank} is not finite at {len(bad)} of the steps {steps[0]} to {steps[-1]}"
+        is_own = num_as_before >= NUM_AS_BEFORE
+        if is_own:
+            where += f" (after {num_as_before} steps whose losses were as before the last commit: it is not at fault)"
         if (name := _not_finite(held)) is not None:
-            raise SpoiledError(
+            raise (SpoiledByScriptError if is_own else SpoiledError)(
                 f"{where}, and {name!r} is not finite since: the optimizer has taken such a step. Call optimizer.step "
                 "only where the loss, or what clip_grad_norm_ returns, is finite; lower the learning rate, clip "
                 "gradients, or look at the data of these steps"
             )
         if longest >= self._max_skipped:
-            raise NonFiniteError(
+            raise (ScriptNonFinite if is_own else NonFiniteError)(
                 f"{where}, {longest} in a row (atoll.join(..., max_skipped={self._max_skipped}) ends the site); lower "
                 "the learning rate, clip gradients, or look at the data of these steps"
             )

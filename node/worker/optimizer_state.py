@@ -80,7 +80,7 @@ class OptimizerState:
         copy_keys: Sequence[set[str]] | None = None,
     ) -> None:
         """`copy_keys`: of each optimizer's state, what is known to be copies of parameters; see `OptimizerCopies`."""
-        self._optimizers = optimizers
+        self.optimizers = self._optimizers = optimizers
         self._copy_keys = copy_keys if copy_keys is not None else [set() for _ in optimizers]
         self._keepers = [_keeper(optimizer) for optimizer in optimizers]
         names = {identity(held.parameter): held.spec.name for held in tensors.held if held.parameter is not None}

@@ -13,7 +13,7 @@ from atoll.node.worker.losses import DEFAULT_MAX_SKIPPED
 from atoll.node.worker.optimizer_copies import Copies, OptimizerCopies
 from atoll.node.worker.optimizers import NodeOptimizer
 from atoll.node.worker.other_optimizers import OtherOptimizers
-from atoll.node.worker.step_count import StepCount
+from atoll.node.worker.step_count import StepCount, stepping
 from atoll.node.worker.taken_back import TakenBack
 from atoll.node.worker.tensors import ModelTensors
 from atoll.protocol.errors import ConfigError
@@ -66,6 +66,16 @@ class ScriptChecks:
                 check.close()
 
     @contextmanager
+    def no_steps(self) -> Iterator[None]:
+        """Within it the parameters are not this site's own, and what a step does to them would be lost."""
+        handles = [stepping(o).register_step_pre_hook(_refuse_step) for o in self._optimizers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
     def update(self, *, is_restored: bool = False) -> Iterator[Copies]:
         """Within it an update is taken: gives the optimizers' copies, which take it too. `is_restored`: the optimizers
         are as a checkpoint had them, and did no step since."""
@@ -73,6 +83,14 @@ class ScriptChecks:
         with watched:
             yield self.copies.find(is_restored=is_restored)
         self._constant.taken()
+
+
+def _refuse_step(optimizer: torch.optim.Optimizer, *_of_step: object) -> None:
+    raise ConfigError(
+        f"{type(optimizer).__name__}.step was called within site.outer_parameters(): the model holds the run's values "
+        "there and not this site's, which come back after it, so the step would be lost; train outside of it, and copy "
+        "the model for what is to be trained from the outer parameters"
+    )
 
 
 def check_in_place(tensors: ModelTensors) -> None:

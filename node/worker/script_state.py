@@ -12,16 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from atoll.node.worker.step_count import stepping
 from atoll.node.worker.stored_state import Part, Slice
 from atoll.node.worker.tensors import DTYPE_NAMES
 from atoll.protocol.errors import ConfigError
 
 MAX_DEPTH = 32
+_FOLLOWING: WeakSet[torch.optim.Optimizer] = WeakSet()
 _KINDS: dict[str, Callable[[Any], Any]] = {
     "list": list, "tuple": tuple, "dict": dict, "Counter": Counter, "OrderedDict": OrderedDict,
 }  # fmt: skip
@@ -54,9 +57,16 @@ class ScriptState:
             if any(item is optimizer for optimizer in optimizers):
                 raise ConfigError(f'state["{name}"] is an optimizer given to atoll.join, whose state is kept anyhow')
         self._kept = kept
-        owners = [o for item in kept.values() for o in (getattr(item, "optimizer", None), *_several(item))]
-        self._rated = [o for o in optimizers if any(o is owner for owner in owners)]  # by schedulers that are kept
+        self._owners = [o for item in kept.values() for o in (getattr(item, "optimizer", None), *_several(item))]
+        self._rated = [
+            o for o in optimizers if any(o is owner for owner in self._owners)
+        ]  # by schedulers that are kept
         self.taken()
+
+    def has_scheduler_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether what decides the learning rates of that one is kept."""
+        inner = stepping(optimizer)
+        return any(isinstance(o, torch.optim.Optimizer) and stepping(o) is inner for o in self._owners)
 
     def taken(self) -> tuple[dict[str, Any], list[ScriptTensor]]:
         """For JSON, and the tensors that it names. Raises ConfigError, naming what is neither."""
@@ -91,6 +101,30 @@ class ScriptState:
 
     def _begins_again(self, name: str, why: str) -> None:
         sys.stderr.write(f'atoll: state["{name}"] begins again: {why}\n')
+
+
+def follows_the_run(optimizer: torch.optim.Optimizer) -> None:
+    """Its scheduler is set to the run's step, also after a crash."""
+    _FOLLOWING.add(stepping(optimizer))
+
+
+def not_kept(optimizers: Sequence[torch.optim.Optimizer], script: ScriptState | None) -> str:
+    """Which optimizers have a scheduler of torch's that begins again after a crash, in words for a person; empty if
+    none has. A scheduler marks the step of its optimizer."""
+    found = [
+        type(optimizer).__name__
+        for optimizer in optimizers
+        if getattr(stepping(optimizer).step, "_wrapped_by_lr_sched", False)
+        and stepping(optimizer) not in _FOLLOWING
+        and not (script is not None and script.has_scheduler_of(optimizer))
+    ]
+    if not found:
+        return ""
+    return (
+        f"the learning-rate scheduler of {', '.join(found)} is not in state=, and begins again after a crash: "
+        'atoll.join(..., state={"scheduler": scheduler}) keeps it; one that computes its rates from site.run_share or '
+        "site.inner_step alone need not be kept"
+    )
 
 
 class _Reading:

@@ -158,13 +158,14 @@ class Site:
         """Whether `outer_parameters` can be used now."""
         return True
 
-    def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
+    def step(self, tokens: int | None = None, loss: Tensor | float | None = None) -> Step:
         """Call once after each `optimizer.step()`.
 
-        `tokens`: in this rank's own batches of this step; the site's weight in the average. `loss`: its mean over
-        them, a scalar; it stays on its device until a boundary. One that is not finite is left out and counted. Raises
-        NonFiniteError where `max_skipped` of them come in a row, RefusedError if the node or the coordinator does not
-        want this site any more.
+        `tokens`: in this rank's own batches of this step; the site's weight in the average, so it must be given.
+        `loss`: its mean over them, a scalar; it stays on its device until a boundary. One that is not finite is left
+        out and counted. Raises ConfigError without tokens and within `outer_parameters`, NonFiniteError where
+        `max_skipped` of them come in a row, RefusedError if the node or the coordinator does not want this site any
+        more.
         """
         del loss
         self._count(tokens)
@@ -173,7 +174,7 @@ class Site:
     def log(self, values: Mapping[str, Tensor | float]) -> None:
         """Values of this moment, by name: `site.log({"val_loss": loss})`. They are curves of this site on the run's
         page, in its metrics and in the site's journal. What is logged within `outer_parameters` is a curve of its own,
-        of the parameters that all sites share.
+        of the parameters that all sites share. After the site has left, nobody hears of it: that is said.
 
         A name has at most 64 letters, digits and _ - . /; a site has 16 of them. What is not finite is left out, with a
         line in the log. Any rank may log; of several that log a name at one step, one is kept. A tensor is a scalar,
@@ -283,8 +284,17 @@ class Site:
 
         return LeasedBatches(draw, order, batch_size, reader=self.rank, num_readers=self.world, epoch=0)
 
-    def _count(self, tokens: int) -> None:
-        """One step more."""
+    def _count(self, tokens: int | None) -> None:
+        """One step more. Raises ConfigError."""
+        if tokens is None:
+            raise ConfigError(
+                "site.step got no tokens: give the number of tokens, or of samples, in this rank's own batches of the "
+                "step, which is the site's weight in the average: site.step(tokens=batch.numel(), loss=loss)"
+            )
+        if self._holds_outer:
+            raise ConfigError(
+                "site.step was called within site.outer_parameters(), where nothing is trained; call it after the block"
+            )
         if self._batches is not None:
             self._batches.step()
         self._steps += 1

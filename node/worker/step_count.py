@@ -50,19 +50,25 @@ class StepCount:
         self._in_a_row += 1
         goes_on = self.num_idle > MAX_IDLE and 3 * self.num_idle >= self._num_calls
         if goes_on or self._in_a_row >= self._max_in_a_row:
+            if self._in_a_row >= self._max_in_a_row:
+                advice = (
+                    "where a GradScaler leaves steps out, its scale does not settle: look for values that are not "
+                    f"finite (atoll.join(..., max_skipped={self._max_in_a_row}) is the limit for calls in a row)"
+                )
+            else:
+                advice = f"more than {MAX_IDLE} such calls are an error where they are a third of all"
             is_finite = loss is None or math.isfinite(float(loss.detach() if isinstance(loss, Tensor) else loss))
             raise (ConfigError if is_finite else NonFiniteError)(
                 f"site.step was called {self._num_calls} times, and in {self.num_idle} of them no optimizer given to "
                 "atoll.join had done a step since the call before: call site.step once after each optimizer.step(), "
-                "with the tokens of all its microbatches; where a GradScaler leaves steps out, its scale does not "
-                "settle: look for values that are not finite (atoll.join(..., max_skipped="
-                f"{self._max_in_a_row}) is the limit for calls in a row)"
+                f"with the tokens of all its microbatches; {advice}"
             )
-        if self._in_a_row == 1:
+        if self.num_idle == 1:
             sys.stderr.write(
                 "atoll: site.step was called without a step of the optimizer since the call before (a microbatch, or a "
-                f"step that was left out): it does not count, nor do its tokens; {self.num_idle} so far, and "
-                f"{self._max_in_a_row} in a row are an error\n"
+                "step that was left out): such calls do not count, nor do their tokens, and that is said once. They "
+                f"are an error if {self._max_in_a_row} follow each other, or if more than {MAX_IDLE} are a third of "
+                "all calls\n"
             )
         return False
 

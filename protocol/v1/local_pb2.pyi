@@ -671,7 +671,7 @@ class Fatal(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """config, non_finite, refused"""
+    """config, non_finite_of_script, non_finite, refused"""
     text: _builtins.str
     def __init__(
         self,

@@ -1522,6 +1522,7 @@ class Telemetry(_message.Message):
     CERTIFICATE_UNTIL_S_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     SENT_STATE_BYTES_FIELD_NUMBER: _builtins.int
+    LAST_CRASH_FIELD_NUMBER: _builtins.int
     trained_tokens: _builtins.int
     sent_contribution_bytes: _builtins.int
     sent_average_bytes: _builtins.int
@@ -1549,6 +1550,8 @@ class Telemetry(_message.Message):
     metrics_address: _builtins.str
     """where other machines find its metrics; empty if they do not"""
     sent_state_bytes: _builtins.int
+    last_crash: _builtins.str
+    """why its workers crashed last, in a line; empty if they did not"""
     def __init__(
         self,
         *,
@@ -1573,10 +1576,11 @@ class Telemetry(_message.Message):
         certificate_until_s: _builtins.float = ...,
         metrics_address: _builtins.str = ...,
         sent_state_bytes: _builtins.int = ...,
+        last_crash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply_total_s", b"apply_total_s", "certificate_until_s", b"certificate_until_s", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "exchange_total_s", b"exchange_total_s", "gpu_total_bytes", b"gpu_total_bytes", "gpu_used_bytes", b"gpu_used_bytes", "metrics_address", b"metrics_address", "model_flops", b"model_flops", "node_memory_bytes", b"node_memory_bytes", "num_applied", b"num_applied", "num_crashes", b"num_crashes", "num_failed_checkpoints", b"num_failed_checkpoints", "num_gpus", b"num_gpus", "num_reconnects", b"num_reconnects", "peak_flops_per_s", b"peak_flops_per_s", "rank_memory_bytes", b"rank_memory_bytes", "sent_average_bytes", b"sent_average_bytes", "sent_contribution_bytes", b"sent_contribution_bytes", "sent_state_bytes", b"sent_state_bytes", "trained_tokens", b"trained_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply_total_s", b"apply_total_s", "certificate_until_s", b"certificate_until_s", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "exchange_total_s", b"exchange_total_s", "gpu_total_bytes", b"gpu_total_bytes", "gpu_used_bytes", b"gpu_used_bytes", "last_crash", b"last_crash", "metrics_address", b"metrics_address", "model_flops", b"model_flops", "node_memory_bytes", b"node_memory_bytes", "num_applied", b"num_applied", "num_crashes", b"num_crashes", "num_failed_checkpoints", b"num_failed_checkpoints", "num_gpus", b"num_gpus", "num_reconnects", b"num_reconnects", "peak_flops_per_s", b"peak_flops_per_s", "rank_memory_bytes", b"rank_memory_bytes", "sent_average_bytes", b"sent_average_bytes", "sent_contribution_bytes", b"sent_contribution_bytes", "sent_state_bytes", b"sent_state_bytes", "trained_tokens", b"trained_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,6 +29,7 @@ SHAPES_LIMIT_S = 390.0
 SITES = ("amsterdam", "berlin")
 FEWEST_BYTES = 6
 """Of a word that is looked for: a shorter one may be in what is encrypted by chance."""
+IN_JSON = ("--format", "json")
 TLS = b"\x16\x03"
 PRIVATE_KEY = re.compile(rb"-----BEGIN PRIVATE KEY-----\n.*?-----END PRIVATE KEY-----\n", re.DOTALL)
 no_wires = available()
@@ -113,7 +114,7 @@ def test_two_sites_train_and_the_report_is_json(tmp_path: Path, has_wires: bool)
     folder = tmp_path / "demo"
     begin = partial(
         subprocess.run,
-        [*COMMAND, "--steps", "35", "--json", "--keep", str(folder)],
+        [*COMMAND, "--steps", "35", *IN_JSON, "--keep", str(folder)],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -159,14 +160,18 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     with subprocess.Popen(
         [*COMMAND, "--steps", "100000", "--keep", str(folder)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     ) as demo:
         assert demo.stdout is not None
+        assert demo.stderr is not None
         assert any(line.startswith("commit 1:") for line in demo.stdout)
         demo.send_signal(signal.SIGINT)
         assert demo.wait(LIMIT_S) == 130
+        said = demo.stderr.read()
+    assert "atoll demo: interrupted; stopping the sites and the coordinator\n" in said
+    assert re.search(rf"atoll demo: stopped after commit [1-9]\d* of 10000; .* are in {re.escape(str(folder))}\n", said)
     # A worker has its node's socket to go by: it may end a moment after its node.
     deadline = time.monotonic() + LIMIT_S
     while left_behind(folder):
@@ -178,7 +183,7 @@ def test_a_script_of_ones_own_beside_one_site_of_it_alone(tmp_path: Path) -> Non
     """Its arguments come to it, its losses are in the report, and its samples need no fingerprint."""
     folder, script = tmp_path / "demo", Path(__file__).parents[1] / "workers" / "loading_worker.py"
     result = subprocess.run(
-        [*COMMAND, "--script", f"{script} 40 4", "--compare", "--steps", "20", "--json", "--keep", str(folder)],
+        [*COMMAND, "--script", f"{script} 40 4", "--compare", "--steps", "20", *IN_JSON, "--keep", str(folder)],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -199,7 +204,7 @@ def test_a_script_of_ones_own_beside_one_site_of_it_alone(tmp_path: Path) -> Non
 def test_sites_of_three_shapes_of_which_one_is_killed_hold_the_same(tmp_path: Path) -> None:
     """The four processes of the third site are those that are killed."""
     folder = tmp_path / "demo"
-    command = [sys.executable, "-m", "atoll", "demo", "--layouts", "1,fsdp=2,tp=2+pp=2", "--kill", "--json"]
+    command = [sys.executable, "-m", "atoll", "demo", "--layouts", "1,fsdp=2,tp=2+pp=2", "--kill", *IN_JSON]
     result = subprocess.run(
         [*command, "--steps", "200", "--sync-every", "20", "--keep", str(folder)],
         capture_output=True,

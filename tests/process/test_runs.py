@@ -222,7 +222,7 @@ def test_a_loss_that_is_not_finite_right_after_a_commit_does_not_end_the_site(tm
         run.start_node("b", SLOW)
         odd = run.start_node("c", [*SLOW, "--nan-loss-at", "15"])
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
-        assert any("workers end after a commit that may be bad" in line for line in odd.lines), odd.lines
+        assert any("workers end since commit 1, which may be bad" in line for line in odd.lines), odd.lines
         assert_equal_at_the_end(run, ["a", "b", "c"], commit=30)
 
 

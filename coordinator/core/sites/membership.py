@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
@@ -14,6 +15,7 @@ from atoll.protocol.digest import Digest
 from atoll.protocol.messages import Endpoint, FindSources, Heartbeat, Hello, LinkUse, Member, Offer, Telemetry
 
 NO_TELEMETRY = Telemetry()
+CRASH_SAID_EVERY_S = 5.0
 
 
 class Standing(Enum):
@@ -65,6 +67,8 @@ class Site:
     fetches: bool = False  # asked for sources, and has not said since what it holds
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=""))
     telemetry: Telemetry = NO_TELEMETRY
+    num_crashes_said: int = 0  # in the log, of this start of its node
+    crash_said_at: float = -math.inf
     conduct: Conduct = field(default_factory=Conduct)
     is_certified: bool = False  # its key is that of a certificate
     num_heard: int = 0  # times in a row that it got no further and was taken at its word
@@ -113,9 +117,15 @@ class Site:
         """The time of a site counts from when the site can go on, not from when the site had to stop."""
         self.owes_since = (now if self.owes_since is None else self.owes_since) if owes_progress else None
 
-    def tells(self, telemetry: Telemetry) -> None:
-        """What it measures of itself, for people."""
+    def tells(self, telemetry: Telemetry, now: float) -> bool:
+        """What it measures of itself, for people. Whether the log is to say that its workers crashed: not more often
+        than CRASH_SAID_EVERY_S, whatever a member says."""
         self.telemetry = telemetry
+        self.num_crashes_said = min(self.num_crashes_said, telemetry.num_crashes)
+        is_news = telemetry.num_crashes > self.num_crashes_said and now >= self.crash_said_at + CRASH_SAID_EVERY_S
+        if is_news:
+            self.num_crashes_said, self.crash_said_at = telemetry.num_crashes, now
+        return is_news
 
     def beats(self, heartbeat: Heartbeat) -> None:
         """What it says of itself now."""

@@ -21,7 +21,7 @@ from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.core.ranks.reports import check_report, differing_replicas, in_words, sealed_by_all, wrong_in_data
 from atoll.node.core.ranks.status import Due, Point, RankStatus
 from atoll.node.local_protocol import FATAL_KINDS, CheckpointId, DataSet, LocalJoin, SealedReport
-from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
+from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, NonFiniteError, ScriptNonFinite, WorkerError
 from atoll.protocol.messages import MAX_TOKENS, Logged
 from atoll.protocol.sample_order import MAX_POSITION
 
@@ -165,7 +165,7 @@ class WorkerGroup:
         )
         if not math.isfinite(report.loss_sum):
             text = f"the loss on rank {rank} is not finite at step {report.step}"
-            return self.fail(text, exit_code=NonFiniteError.exit_code)
+            return self.fail(text, NonFiniteError)
         point.sealed[rank] = report
         self._advance(status)
         if len(point.sealed) < self.world_size or self.failed:
@@ -205,7 +205,7 @@ class WorkerGroup:
         self._data[rank] = data
         first_rank, first = next(iter(self._data.items()))
         if text := wrong_in_data(rank, data, first_rank, first):
-            return self.fail(text, exit_code=ConfigError.exit_code)
+            return self.fail(text, ConfigError)
         if len(self._data) > 1:
             return []
         return [
@@ -245,8 +245,8 @@ class WorkerGroup:
     def fatal(self, rank: int, said: local.Fatal, _: float) -> Outcome:
         """It ends for good, and with it the site."""
         self._enter(rank, "fatal")
-        exit_code = FATAL_KINDS.get(said.kind, WorkerError).exit_code
-        return self.fail(f"rank {rank}: {said.text} ({said.kind})", exit_code=exit_code)
+        kind = FATAL_KINDS.get(said.kind, WorkerError)
+        return self.fail(f"rank {rank}: {said.text} ({said.kind})", kind)
 
     def busy(self, rank: int, said: local.Busy, now: float) -> Outcome:
         """What it does for so long is no hang; empty: it is done."""
@@ -425,17 +425,14 @@ class WorkerGroup:
             case AnswerKind.STOP:
                 status.due = Due.GOODBYE
 
-    def fail(self, text: str, exit_code: int = WorkerError.exit_code) -> Outcome:
+    def fail(self, text: str, error: type[AtollError] = WorkerError) -> Outcome:
         """The group is over, once only; a restart would not cure it."""
         if self.failed:
             return []
         self.failed = True
-        kind, num_steps = events.FailureKind.FATAL, self.num_steps
-        return [
-            events.WorkersFailed(
-                generation=self.generation, kind=kind, text=text, exit_code=exit_code, num_steps=num_steps
-            )
-        ]
+        kind, code, is_own = events.FailureKind.FATAL, error.exit_code, error is ScriptNonFinite
+        failed = events.WorkersFailed(generation=self.generation, kind=kind, text=text, exit_code=code)
+        return [replace(failed, num_steps=self.num_steps, by_script=is_own)]
 
     def end(self) -> None:
         """It is stopped, and nothing that happens to its ranks matters any more."""

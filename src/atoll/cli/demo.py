@@ -14,6 +14,7 @@ examples:
   atoll demo --data tokens                    on what `atoll tokenize` wrote
   atoll demo --script "train.py --lr 3e-4" --compare    a script that calls atoll.join, beside one site of it alone
   atoll demo --sites 2 --steps 600 --sync-every 50 --codec bf16
+  atoll demo --format json                    the report for a program
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.cli.flags import Flag, add_flags
+from atoll.cli.flags import Flag, add_flags, log_format
 from atoll.cli.sample import require_extra
 
 
@@ -46,8 +47,8 @@ class DemoOptions:
     """Text files and folders, or a folder of `atoll tokenize`."""
     seed: int = 1
     """Of the model's first values and of the order of samples."""
-    json: bool = False
-    """The report as JSON on stdout, progress on stderr."""
+    format: str = "text"
+    """Of the report on stdout: text or json, with progress on stderr."""
     layouts: str = ""
     """How each site's ranks share the model: 1,fsdp=2,tp=2+pp=2 is three sites, of one, two and four processes. Without
     it, a process each."""
@@ -71,7 +72,7 @@ FLAGS = {
     "model": Flag("SIZE"),
     "data": Flag("PATH"),
     "seed": Flag("N"),
-    "json": Flag(),
+    "format": Flag("FORMAT", read=log_format),
     "layouts": Flag("LIST"),
     "script": Flag("TEXT"),
     "compare": Flag(),

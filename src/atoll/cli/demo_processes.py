@@ -27,7 +27,7 @@ def crashes_in(log_path: Path) -> int:
     if not log_path.exists():
         return 0
     with log_path.open("rb") as file:
-        return sum(line.startswith(b"workers crashed, ") for line in file)
+        return sum(line.startswith((b"workers crashed, ", b"workers end ")) for line in file)
 
 
 @dataclass(slots=True)

@@ -31,6 +31,8 @@ class SiteReport(Totals):
     note: str = ""
     num_crashes: int = 0
     """Of its workers."""
+    num_commits: int | None = None
+    """That it contributed to; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ def failures(report: Report) -> list[str]:
 
 
 def as_document(report: Report) -> dict[str, Any]:
-    """For --json."""
+    """For --format json."""
     num_sites = len(report.sites)
     reasons = failures(report)
     return asdict(report) | {
@@ -172,12 +174,15 @@ def _loss_lines(report: Report) -> list[str]:
 
 def _site_lines(report: Report) -> list[str]:
     width = max([4, *(len(site.name) for site in report.sites)])
-    lines = [f"{'site':<{width}}  {'sent':>10}  {'received':>10}  {'training':>8}  state hash"]
+    lines = [f"{'site':<{width}}  {'sent':>10}  {'received':>10}  {'training':>8}  {'in commits':>10}  state hash"]
     for site in report.sites:
-        note = f"  ({site.note})" if site.note else ""
+        crashed = f"workers crashed: {site.num_crashes}" if site.num_crashes else ""
+        note = ", ".join(text for text in (site.note, crashed) if text)
+        note = f"  ({note})" if note else ""
+        in_commits = "-" if site.num_commits is None else site.num_commits
         lines.append(
             f"{site.name:<{width}}  {byte_count(site.sent_bytes):>10}  {byte_count(site.received_bytes):>10}  "
-            f"{share(site.utilization):>8}  {site.state_hash or 'none'}{note}"
+            f"{share(site.utilization):>8}  {in_commits:>10}  {site.state_hash or 'none'}{note}"
         )
     return lines
 

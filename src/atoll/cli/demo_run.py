@@ -39,7 +39,7 @@ class Demo:
         """Raises ConfigError for options that do not make a run."""
         self.options = options
         self.settings = demo_setup.demo_settings(options)
-        self.folder = Path()
+        self.folder, self._in_json = Path(), options.format == "json"
         self.names = demo_setup.site_names(options.num_sites)
         self._watch = Watch()
         self._num_commits = demo_setup.expected_commits(self.settings)
@@ -50,7 +50,7 @@ class Demo:
         report = self.train()
         document = demo_report.as_document(report)
         (self.folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
-        print(json.dumps(document) if self.options.json else demo_report.as_text(report, sys.argv[0]), flush=True)
+        print(json.dumps(document) if self._in_json else demo_report.as_text(report, sys.argv[0]), flush=True)
         return 0 if document["ok"] else 1
 
     def train(self) -> Report:
@@ -58,18 +58,32 @@ class Demo:
         started_s = time.monotonic()
         self.folder = folder = demo_setup.prepare_folder(self.options.keep)
         demo_setup.write_run_file(self.settings, folder / "run.toml")
-        with _interruptible(), Processes(folder / "logs", os.environ | {"PYTHONUNBUFFERED": "1"}) as processes:
-            try:
-                with View(sys.stderr if self.options.json else sys.stdout) as view:  # people read the other one
-                    view.say(f"{len(self.names)} sites on this machine; everything is kept in {folder}")
-                    status = self._train(processes, folder, view)
-                    processes.stop(["coordinator"])
-                    elapsed_s = time.monotonic() - started_s
-                    if not self.options.script:
-                        view.say("evaluating on held-out text")
-            except AtollError:
-                _show_guilty(processes)
-                raise
+        try:
+            with _interruptible(), Processes(folder / "logs", os.environ | {"PYTHONUNBUFFERED": "1"}) as processes:
+                try:
+                    with View(sys.stderr if self._in_json else sys.stdout) as view:  # people read the other one
+                        view.say(f"{len(self.names)} sites on this machine; everything is kept in {folder}")
+                        status = self._train(processes, folder, view)
+                        processes.stop(["coordinator"])
+                        elapsed_s = time.monotonic() - started_s
+                        if not self.options.script:
+                            view.say("evaluating on held-out text")
+                except AtollError:
+                    _show_guilty(processes)
+                    raise
+                except KeyboardInterrupt:
+                    print(
+                        "atoll demo: interrupted; stopping the sites and the coordinator", file=sys.stderr, flush=True
+                    )
+                    raise
+        except KeyboardInterrupt:
+            until = "" if self.options.keep else ", until the next demo replaces it"
+            print(
+                f"atoll demo: stopped after commit {self._watch.last_commit} of {self._num_commits}; logs, the run's "
+                f"store and what its sites hold are in {folder}{until}",
+                file=sys.stderr,
+            )
+            raise
         return self._report(status, folder, elapsed_s)
 
     def _train(self, processes: Processes, folder: Path, view: View) -> RunView:
@@ -171,6 +185,7 @@ class Demo:
             state_hash=saved.state_hash.hex() if saved else "",
             commit=saved.commit if saved else None,
             note=self._notes().get(name, ""),
+            num_commits=self._watch.num_commits(name),
             num_crashes=max(self._watch.num_crashes(name), crashes_in(self.folder / "logs" / f"{name}.log")),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from atoll.cli.demo_report import Totals
@@ -18,6 +19,7 @@ class Watch:
     _commit: int = 0
     _state: str = ""
     _site_states: dict[str, str] = field(default_factory=dict)
+    _num_commits: Counter[str] = field(default_factory=Counter)  # that a site contributed to
     _crashes: dict[tuple[str, int], int] = field(default_factory=dict)  # of workers, in each start of a node
     _same_samples: set[str] = field(default_factory=set)  # what was said of them
 
@@ -31,6 +33,7 @@ class Watch:
             if commit.commit > self._commit:
                 self._commit = commit.commit
                 self.losses.append(commit.mean_loss)
+                self._num_commits.update(set(commit.contributors))
                 loss = "" if commit.mean_loss is None else f", training loss {commit.mean_loss:.3f}"
                 again = f", attempt {commit.attempt}" if commit.attempt > 1 else ""
                 lines.append(
@@ -40,7 +43,8 @@ class Watch:
             self._sites[site.name, site.incarnation] = site
             if site.telemetry.num_crashes > self._crashes.get((site.name, site.incarnation), 0):
                 self._crashes[site.name, site.incarnation] = site.telemetry.num_crashes
-                lines.append(f"{site.name}: its workers crashed or hung; logs/{site.name}.log says why")
+                why = f": {site.telemetry.last_crash}" if site.telemetry.last_crash else ""
+                lines.append(f"{site.name}: its workers crashed or hung{why}; logs/{site.name}.log has all of it")
             if self._site_states.get(site.name) != site.state:
                 self._site_states[site.name] = site.state
                 lines.append(f"{site.name}: {site.state}")
@@ -48,9 +52,18 @@ class Watch:
         self._same_samples |= set(status.same_samples)
         return lines
 
+    @property
+    def last_commit(self) -> int:
+        """The last one that was seen; 0 before the first."""
+        return self._commit
+
     def num_crashes(self, name: str) -> int:
         """Of a site's workers, in all starts of its node."""
         return sum(number for (known, _), number in self._crashes.items() if known == name)
+
+    def num_commits(self, name: str) -> int:
+        """That a site contributed to, as far as they were seen."""
+        return self._num_commits[name]
 
     def totals(self, name: str = "") -> Totals:
         """Of all starts of a site; without a name, of all sites."""

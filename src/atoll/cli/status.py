@@ -27,7 +27,7 @@ from atoll.protocol.text import CONTINUED, byte_count, clean, last_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from atoll.coordinator.core.view.document import BestView, RunView
+    from atoll.coordinator.core.view.document import BestView, RunView, SiteView
 
 WATCH_EVERY_S = 1.0
 NARROW_LEAVES_OUT = ("received",)
@@ -163,6 +163,7 @@ def notes(status: RunView) -> list[str]:
             for site in status.sites
             if site.contributes_every > 1
         ),
+        *(crashes_in_words(site) for site in status.sites if site.telemetry.num_crashes),
         *_slow_links(status),
         *_at_the_door(status),
         *(f"a site left for good: {whole(text)}" for text in status.errors),
@@ -176,6 +177,13 @@ def notes(status: RunView) -> list[str]:
         *([best_in_words(best)] if (best := status.best) is not None else []),
         *([f"changed by an operator: {status.changed}"] if status.changed else []),
     ]
+
+
+def crashes_in_words(site: SiteView) -> str:
+    """Of one whose workers have crashed."""
+    number, why = site.telemetry.num_crashes, site.telemetry.last_crash
+    times = "once" if number == 1 else f"{number} times"
+    return f"the workers of {site.name} crashed {times} since its node started{f', last: {why}' if why else ''}"
 
 
 def _slow_links(status: RunView) -> list[str]:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from atoll.node.worker.connection import connect, rank_and_world
 from atoll.node.worker.join import join
 from atoll.node.worker.loader import Loader, check_options
+from atoll.node.worker.script_state import follows_the_run
 from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Site
 from atoll.node.worker.wrapped import unwrapped
 from atoll.protocol.errors import ConfigError
@@ -135,6 +136,7 @@ def follow(scheduler: Any, step: int) -> bool:
     scheduler = getattr(scheduler, "scheduler", scheduler)  # of accelerate's
     if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
         return False
+    follows_the_run(scheduler.optimizer)
     if scheduler.last_epoch != step:
         scheduler.last_epoch = step
         rates = [base * at(step) for base, at in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]

@@ -431,8 +431,8 @@ MUTATIONS = (
         name="telemetry is getting on",
         rule="nothing follows from what a site says of itself for people",
         where="coordinator.core.core:Core._telemetry",
-        old="        site.tells(message)\n",
-        new="        site.tells(message)\n        site.got_on(self.run.now)\n",
+        old="        if site.tells(message",
+        new="        site.got_on(self.run.now)\n        if site.tells(message",
         tests=("tests/unit/coordinator/test_metrics.py::test_a_site_that_hangs_does_not_get_on_by_telling",),
     ),
     Mutation(

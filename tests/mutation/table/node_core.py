@@ -253,9 +253,17 @@ MUTATIONS = (
     Mutation(
         name="a commit ends its sites",
         rule="a site whose loss was finite before a commit does not leave because of it",
-        where="node.core.divergence:is_due_to_commit",
+        where="node.core.divergence:begins_anew",
         old="site.finite_on != site.version",
         new="False",
+        tests=("tests/unit/node_core/test_divergence.py",),
+    ),
+    Mutation(
+        name="the script's own NaN takes the run back",
+        rule="what is known to be the script's own is not said of the commit",
+        where="node.core.divergence:note",
+        old="if event.by_script:",
+        new="if False:",
         tests=("tests/unit/node_core/test_divergence.py",),
     ),
     Mutation(

@@ -110,7 +110,7 @@ MUTATIONS = (
         where="node.worker.step_count:StepCount.is_step",
         old="self._is_believed or self._stepped or not",
         new="self._is_believed or self._stepped or True or not",
-        tests=(f"{SCRIPTS}::test_calls_without_a_step_count_nothing_and_each_row_of_them_is_said",),
+        tests=(f"{SCRIPTS}::test_calls_without_a_step_count_nothing_and_that_is_said_once",),
     ),
     Mutation(
         name="calls without a step go on for ever",
@@ -135,5 +135,29 @@ MUTATIONS = (
         old="        role = Role.FROZEN\n",
         new="        return Role.FROZEN\n",
         tests=(f"{SCRIPTS}::test_a_frozen_parameter_with_a_policy_is_averaged_and_comes_to_joiners",),
+    ),
+    Mutation(
+        name="each row of microbatches is said",
+        rule="calls without a step are said once",
+        where="node.worker.step_count:StepCount.is_step",
+        old="if self.num_idle == 1:",
+        new="if self._in_a_row == 1:",
+        tests=("tests/unit/worker/test_scripts.py::test_calls_without_a_step_count_nothing_and_that_is_said_once",),
+    ),
+    Mutation(
+        name="a schedule of a trainer is said to begin again",
+        rule="a schedule that is set to the run's step need not be kept",
+        where="src.atoll.integrations.training:follow",
+        old="    follows_the_run(scheduler.optimizer)\n",
+        new="",
+        tests=("tests/unit/worker/test_script_state.py::test_a_scheduler_that_is_not_kept_is_said_once",),
+    ),
+    Mutation(
+        name="a scheduler that is not kept begins again without a word",
+        rule="a scheduler that no checkpoint has is said",
+        where="node.worker.checkpoint:LocalCheckpoints.write",
+        old="            self._say(text)\n        self._has_looked",
+        new="            pass\n        self._has_looked",
+        tests=("tests/unit/worker/test_script_state.py::test_a_scheduler_that_is_not_kept_is_said_once",),
     ),
 )

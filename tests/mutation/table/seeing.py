@@ -61,8 +61,8 @@ MUTATIONS = (
         name="values of the outer parameters are the site's own",
         rule="what is logged of the outer parameters is a curve of its own",
         where="node.worker.joined_site:JoinedSite.outer_parameters",
-        old="with self._holding_outer():",
-        new="if True:",
+        old="no_steps(), self._holding_outer():",
+        new="no_steps():",
         tests=(OF_SCRIPT,),
     ),
     Mutation(
@@ -168,5 +168,21 @@ MUTATIONS = (
         old="if not step.running and not site.run_over:",
         new="if False:",
         tests=("tests/unit/worker/test_held_out.py",),
+    ),
+    Mutation(
+        name="a member fills the log with crashes",
+        rule="crashes that a member says all the time are said now and then",
+        where="coordinator.core.sites.membership:Site.tells",
+        old=" and now >= self.crash_said_at + CRASH_SAID_EVERY_S",
+        new="",
+        tests=("tests/unit/coordinator/test_crashes_said.py",),
+    ),
+    Mutation(
+        name="a crash waits for the next figures",
+        rule="a crash of workers is told with the next heartbeat",
+        where="node.daemon.telemetry:Telemetry.beat",
+        old="self.core.site.num_crashes != self._num_crashes",
+        new="False",
+        tests=("tests/unit/local/test_telemetry.py",),
     ),
 )

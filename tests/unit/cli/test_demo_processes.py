@@ -45,8 +45,10 @@ def test_crashes_of_workers_are_counted_in_a_nodes_log(tmp_path: Path) -> None:
     crash = (
         "workers crashed, restarting them from the outer state: the workers ended with exit code 1\n  | [rank 0] x\n"
     )
-    log.write_text(f"training\n{crash}commit 1: step 20\n{crash}  | workers crashed, x\n")
-    assert crashes_in(log) == 2
+    log.write_text(
+        f"training\n{crash}commit 1: step 20\n{crash}  | workers crashed, x\nworkers end since commit 3, x\n"
+    )
+    assert crashes_in(log) == 3
 
 
 def script(text: str) -> list[str]:

@@ -229,3 +229,10 @@ def test_a_site_of_the_demo_has_as_many_ranks_as_its_layout_names(tmp_path: Path
     ):
         with pytest.raises(ConfigError, match=said):
             layouts(DemoOptions(num_sites=2, layouts=text))
+
+
+def test_the_table_says_in_how_many_commits_a_site_is_and_that_its_workers_crashed() -> None:
+    sites = (site("amsterdam"), replace(site("berlin"), num_commits=2, num_crashes=3))
+    lines = as_text(replace(GOOD, sites=sites)).splitlines()
+    (row,) = [line for line in lines if line.startswith("berlin")]
+    assert row.split()[-5:] == ["2", HASH, "(workers", "crashed:", "3)"]

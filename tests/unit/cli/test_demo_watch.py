@@ -135,10 +135,12 @@ def test_one_line_for_each_commit_and_change() -> None:
 def test_crashes_of_workers_are_told_as_they_come_and_counted_over_starts_of_a_node() -> None:
     watch, told = Watch(), []
     for start, crashes in ((1, 0), (1, 1), (1, 1), (1, 3), (2, 0), (2, 1)):
-        seen = site("a", incarnation=start, telemetry={"num_crashes": crashes})
+        why = "rank 0: KeyError: 'x'" if crashes == 3 else ""
+        seen = site("a", incarnation=start, telemetry={"num_crashes": crashes, "last_crash": why})
         told.append(watch.observe(parse_status(document(sites=[seen])))[-1:])
-    line = ["a: its workers crashed or hung; logs/a.log says why"]
-    assert told[1:] == [line, [], line, [], line]
+    line = ["a: its workers crashed or hung; logs/a.log has all of it"]
+    with_reason = ["a: its workers crashed or hung: rank 0: KeyError: 'x'; logs/a.log has all of it"]
+    assert told[1:] == [line, [], with_reason, [], line]
     assert (watch.num_crashes("a"), watch.num_crashes("b")) == (4, 0)
 
 
@@ -146,6 +148,22 @@ def test_sites_that_train_the_same_samples_are_told_once() -> None:
     watch, text = Watch(), "a (site 1) and b (site 2) had the same loss"
     told = [watch.observe(parse_status(document(same_samples=texts))) for texts in ([], [text], [text], [])]
     assert [text in lines for lines in told] == [False, True, False, False]
+
+
+def test_the_status_says_which_workers_crashed_and_why() -> None:
+    telemetry = {"num_crashes": 2, "last_crash": "exit code 1: [rank 0] KeyError: 'x'"}
+    status = parse_status(document(sites=[site("a", telemetry=telemetry), site("b")]))
+    lines = text_lines(status).splitlines()
+    assert [line for line in lines if "crashed" in line] == [
+        "the workers of a crashed 2 times since its node started, last: exit code 1: [rank 0] KeyError: 'x'"
+    ]
+
+
+def test_commits_that_a_site_is_in_are_counted_once() -> None:
+    watch = Watch()
+    for last in (1, 2):
+        watch.observe(parse_status(document(commits=[commit(1), commit(2, ["b"])][:last])))
+    assert (watch.num_commits("a"), watch.num_commits("b"), watch.num_commits("c")) == (1, 2, 0)
 
 
 def test_counters_go_on_when_a_node_starts_again() -> None:

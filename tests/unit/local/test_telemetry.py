@@ -30,7 +30,7 @@ def a_node(said: list[m.SiteMessage], machine: Machine, failed: list[BaseExcepti
         trained_tokens=1000,
         checkpoints=CheckpointCounts(failed=4),
     )
-    core: Any = SimpleNamespace(site=SimpleNamespace(num_crashes=2), ranks=ranks)
+    core: Any = SimpleNamespace(site=SimpleNamespace(num_crashes=2, last_crash="exit code 1"), ranks=ranks)
     counters = Counters(sent_bytes=35, sent_contribution_bytes=10, sent_average_bytes=20, reconnects=3)
     observer: Any = SimpleNamespace(
         hub=SimpleNamespace(counters=counters), exchange_total_s=1.5, apply_total_s=0.5, num_applied=7
@@ -68,6 +68,7 @@ def test_it_says_what_ranks_node_and_machine_measure() -> None:
             num_applied=7,
             apply_total_s=0.5,
             num_crashes=2,
+            last_crash="exit code 1",
             num_reconnects=3,
             num_failed_checkpoints=4,
             model_flops=6.0 * 50 * 1000,
@@ -115,10 +116,14 @@ def test_it_says_so_now_and_then_and_never_twice_at_once(monkeypatch: pytest.Mon
         node.soon()
         node.beat()
         assert node.tasks, "a session begins"
+        await asyncio.gather(*node.tasks)
+        node.core.site.num_crashes += 1
+        node.beat()
+        assert node.tasks, "workers crashed"
         await end(node.tasks)
 
     asyncio.run(main())
-    assert len(said) == 2
+    assert len(said) == 3
 
 
 @pytest.mark.parametrize(

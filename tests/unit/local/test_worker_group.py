@@ -373,12 +373,20 @@ def test_a_lost_rank_is_a_crash_and_a_given_up_one_is_fatal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "code"), [("config", 2), ("refused", 4), ("non_finite", 6), ("something that a later version says", 8)]
+    ("kind", "code"),
+    [
+        ("config", 2),
+        ("refused", 4),
+        ("non_finite", 6),
+        ("non_finite_of_script", 6),
+        ("something that a later version says", 8),
+    ],
 )
 def test_the_reason_of_a_rank_is_the_exit_code_of_its_node(kind: str, code: int) -> None:
     (event,) = joined(1).fatal(0, kind, "no")
     assert isinstance(event, WorkersFailed)
     assert event.exit_code == code
+    assert event.by_script == (kind == "non_finite_of_script")
 
 
 def test_nothing_is_said_out_of_turn() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.workforce import MAX_CRASHES_IN_A_ROW
@@ -222,3 +224,21 @@ def test_who_leaves_after_the_sync_starts_no_workers_any_more() -> None:
         drive.receive(commit(1, 1))
         drive(e.CommitApplied(commit=1, state_hash=HASH))
         assert drive.wants(out.Exit) == out.Exit(0, "asked to leave")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("killed by signal 9", "killed by signal 9"),
+        (
+            "the workers ended with exit code 1\n[rank 0] Traceback\n[rank 0] KeyError: 'x'\n",
+            "the workers ended with exit code 1: [rank 0] KeyError: 'x'",
+        ),
+        ("a" * 900, "a" * 400),
+        ("a" * 900 + "\n" + "b" * 900, "a" * 198 + ": " + "b" * 200),
+    ],
+)
+def test_why_they_crashed_last_is_known_in_a_line(text: str, line: str) -> None:
+    drive = started()
+    crash(drive, text=text)
+    assert (drive.core.site.num_crashes, drive.core.site.last_crash) == (1, line)

@@ -16,7 +16,7 @@ from tests.unit.node_core.test_in_flight import Story, committed, of, ranges
 from tests.unit.node_core.test_site import HASH, Driver, at_boundary, commit, exchanged, plan, started
 
 
-def diverge(drive: Driver, exit_code: int = NonFiniteError.exit_code) -> None:
+def diverge(drive: Driver, exit_code: int = NonFiniteError.exit_code, *, by_script: bool = False) -> None:
     drive(
         e.WorkersFailed(
             generation=drive.generation,
@@ -24,6 +24,7 @@ def diverge(drive: Driver, exit_code: int = NonFiniteError.exit_code) -> None:
             text="the loss became nan",
             exit_code=exit_code,
             num_steps=3,
+            by_script=by_script,
         )
     )
 
@@ -155,3 +156,18 @@ def test_a_loss_that_was_not_finite_before_or_another_failure_ends_the_site() ->
     drive = after_commit(started())
     diverge(drive, ConfigError.exit_code)
     assert drive.wants(out.Exit) == out.Exit(ConfigError.exit_code, "the loss became nan")
+
+
+def test_what_the_script_has_done_itself_is_said_to_be_so_and_no_run_goes_back_for_it() -> None:
+    drive = after_commit(started())
+    diverge(drive, by_script=True)
+    assert [s for s in drive.sent() if isinstance(s, (m.Leave, m.Diverged))] == []
+    (said,) = [o.text for o in drive.out if isinstance(o, out.Report)]
+    assert said == "workers end by steps of their own script, restarting them from the outer state: the loss became nan"
+    assert starts(drive), "at once: nothing is waited for"
+    drive.joined()
+    drive.ask(0)
+    assert drive.answer().kind is AnswerKind.APPLY
+    drive.merged(1)
+    diverge(drive, by_script=True)
+    assert drive.wants(out.Exit) == out.Exit(NonFiniteError.exit_code, "the loss became nan")

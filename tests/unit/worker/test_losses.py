@@ -12,7 +12,7 @@ from torch import nn
 import atoll
 from atoll.node.core.events import MergeMode
 from atoll.node.worker.losses import FOLD_EVERY, Losses
-from atoll.protocol.errors import ConfigError, NonFiniteError
+from atoll.protocol.errors import ConfigError, NonFiniteError, ScriptNonFinite
 from atoll.protocol.settings import RunSettings
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply, go_on, in_memory
 
@@ -119,3 +119,42 @@ def test_many_losses_of_a_window_take_little_of_a_device_and_keep_their_order() 
         losses.add(torch.ones(2), 1)
     with pytest.raises(ConfigError, match="max_skipped = 0"):
         Losses(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("after", "is_own"),
+    [
+        ([1.1, 0.9, 1.0, NAN], True),
+        ([1.15, 1.15, 1.15, NAN], True),
+        ([1.0, 1.0, NAN], False),
+        ([NAN], False),
+        ([0.9, 1.0, 7.0, NAN], False),
+    ],
+    ids=["as before", "as far above as losses differ", "too few to tell", "the first one", "rising"],
+)
+def test_it_is_the_scripts_own_where_losses_were_as_before_since_the_last_commit(
+    after: list[float], is_own: bool
+) -> None:
+    losses = Losses(0, 1)
+    for step, loss in enumerate([1.0, 0.8, 1.0]):
+        losses.add(loss, step)
+    losses.take([])
+    for step, loss in enumerate([1.0, 1.0, 1.0]):
+        losses.add(loss, 3 + step)  # trained while the sync went on
+    losses.took_commit()
+    for step, loss in enumerate(after):
+        losses.add(loss, 6 + step)
+    with pytest.raises(NonFiniteError) as caught:
+        losses.take([])
+    assert isinstance(caught.value, ScriptNonFinite) == is_own
+    assert ("it is not at fault" in str(caught.value)) == is_own
+
+
+def test_the_node_hears_that_the_scripts_own_step_has_reached_the_parameters(node: FakeNode, tmp_path: Path) -> None:
+    node.checkpoint_folder = str(tmp_path)
+    node.script += [(6, SNAPSHOT), (6, apply(MergeMode.REPLACE, 4, run_step=26)), (6, go_on(10)), (10, SNAPSHOT)]
+    with pytest.raises(ScriptNonFinite, match="'weight' is not finite since"):
+        run([1.0, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 1.0, NAN], bad_weight_at=9)
+    (fatal,) = node.said("fatal")
+    assert fatal["kind"] == "non_finite_of_script"
+    assert not list(tmp_path.iterdir()), "of what is spoiled no checkpoint stays"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, OrderedDict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import atoll
+from atoll.integrations.training import follow
 from atoll.node.core.events import MergeMode
 from atoll.node.worker import join as join_module
 from atoll.node.worker import joined_site
@@ -285,3 +287,31 @@ def test_masters_take_the_runs_values_after_a_crash(node: FakeNode, tmp_path: Pa
             assert optimizer.state[weight]["steps"] == 3
             outer = torch.tensor(node.values(node.publish, "0.weight")).view(16, 8)
             assert torch.equal(optimizer.state[weight]["w32"], outer)
+
+
+@pytest.mark.parametrize("how", ["kept", "following", "made after join", ""])
+def test_a_scheduler_that_is_not_kept_is_said_once(
+    node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    node.checkpoint_folder = str(tmp_path)
+    net = network()
+    parameters = list(net.parameters())
+    plain, rated = torch.optim.SGD(parameters[:1], lr=0.01), torch.optim.AdamW(parameters[1:], lr=0.01)
+    node.script = seeded(node, 100)
+    schedule = partial(torch.optim.lr_scheduler.LambdaLR, rated, lambda step: 1 / (1 + step))
+    scheduler = schedule() if how != "made after join" else None
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(join_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=2)))
+        patched.setattr(joined_site, "disconnect", node.close)
+        with atoll.join(net, [plain, rated], state={"scheduler": scheduler} if how == "kept" else None) as site:
+            scheduler = scheduler or schedule()
+            for number in range(6):
+                train(net, plain, number)
+                rated.step()
+                scheduler.step()
+                if how == "following":
+                    assert follow(scheduler, site.inner_step)
+                site.step(tokens=1)
+    said = [line for line in capsys.readouterr().err.splitlines() if "scheduler" in line]
+    begins = "atoll: the learning-rate scheduler of AdamW is not in state=, and begins again after a crash: "
+    assert [line.startswith(begins) for line in said] == ([] if how in ("kept", "following") else [True])
