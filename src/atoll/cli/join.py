@@ -116,19 +116,28 @@ def enrol(invite: Invite, home: Path, proxy: str = "") -> None:
     """This machine's key is certified as what the invite is for. Whatever breaks off, the same invite goes on from
     there. Raises as `joining.join` does, ConfigError or HostError."""
     import asyncio
+    import shutil
 
     from atoll.node.daemon.home import count_on, locked
     from atoll.protocol.disk import Disk
+    from atoll.protocol.errors import InvalidMessage, RefusedError
     from atoll.protocol.machine import Machine
     from atoll.protocol.trust import enrolled
     from atoll.protocol.trust.joining import join
 
-    disk, folder = Disk(), home / enrolled.FOLDER
+    disk, folder, is_new = Disk(), home / enrolled.FOLDER, not home.exists()
     with locked(home):
         known = enrolled.load(folder)
         if known is not None and known.subject != invite.subject:
             raise ConfigError(f"{home} is of {known.subject}: join as {invite.subject} with another --home")
         key = enrolled.key_for(folder, invite.invite_id, disk)
-        signed = asyncio.run(join(invite, key, invite.subject, Machine.through(proxy).network))
+        try:
+            signed = asyncio.run(join(invite, key, invite.subject, Machine.through(proxy).network))
+        except RefusedError as error:
+            if is_new and not isinstance(
+                error, InvalidMessage
+            ):  # an answer that broke on its way may be asked for again
+                shutil.rmtree(home)
+            raise
         count_on(home, signed.incarnation, disk)
         enrolled.keep(folder, invite, key, certificate=signed.certificate, roots=signed.roots, disk=disk)
