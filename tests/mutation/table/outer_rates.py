@@ -61,4 +61,26 @@ MUTATIONS = (
         new="outer=outer_at(run.settings, replace(record.commit, run_step=0), spec.group),",
         tests=("tests/unit/coordinator/test_disputes.py",),
     ),
+    Mutation(
+        name="a run begins with settings that have no effect",
+        rule="a run does not begin with a setting that has no effect",
+        where="coordinator.store:run_of",
+        old="        check_effects(settings)\n",
+        new="",
+        tests=(
+            "tests/unit/protocol/test_effects.py::"
+            "test_what_has_no_effect_is_refused_where_a_run_begins_and_no_run_that_has_begun_with_it",
+        ),
+    ),
+    Mutation(
+        name="AdamW without a momentum, unsaid",
+        rule="a run does not begin with AdamW whose beta1 is 0",
+        where="protocol.effects:_check_outer",
+        old='if outer.optimizer == "adamw" and not outer.momentum:',
+        new="if False:",
+        tests=(
+            "tests/unit/protocol/test_effects.py::"
+            "test_what_has_no_effect_is_refused_where_a_run_begins_and_no_run_that_has_begun_with_it",
+        ),
+    ),
 )
