@@ -83,4 +83,12 @@ MUTATIONS = (
             "test_what_has_no_effect_is_refused_where_a_run_begins_and_no_run_that_has_begun_with_it",
         ),
     ),
+    Mutation(
+        name="init says nothing of a run that is too short for its preset",
+        rule="a run that is too short for its settings is told so",
+        where="src.atoll.cli.init:run",
+        old="if advice := too_short(settings):",
+        new="if advice := '':",
+        tests=("tests/unit/cli/test_run_file.py::test_init_says_that_a_run_is_too_short_for_its_preset",),
+    ),
 )
