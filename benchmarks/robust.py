@@ -52,7 +52,9 @@ def settings_of(mode: str, seed: int, num_syncs: int, clip: float = 1.5) -> RunS
         max_sites=16,
         data="local",
         time_limits="local",
-        sync=SyncSettings(every=every, codec="int8", robust=mode, clip=clip, trim=2 if mode == "trim" else 1),
+        sync=SyncSettings(
+            every=every, codec="int8", robust=mode, clip=3.0 if mode == "off" else clip, trim=2 if mode == "trim" else 1
+        ),
         outer=OuterSettings(optimizer="sgd"),
     )
 

@@ -38,6 +38,7 @@ from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.outer_settings import AUTO
 from atoll.protocol.page_access import LOOPBACK_NAMES, Access, ByName, ByToken
+from atoll.protocol.run_length import too_short
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.signals import Signals, end_process
 from atoll.protocol.trace_export import from_environment
@@ -281,6 +282,8 @@ async def serve(
                 leading.start(stack)
         if settings.outer.optimizer == AUTO:
             log.info("outer.optimizer = auto: %s", outer.in_words(settings, server.settings.outer))
+        if advice := too_short(server.settings):
+            log.warning("%s", advice)
         if exporter is not None:
             server.hear_kept.append(SyncTraces(settings.run_id, exporter.send).kept)
             server.said_beside["num_lost_spans"] = lambda: exporter.num_lost

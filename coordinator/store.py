@@ -14,6 +14,7 @@ from typing import Protocol
 
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Record
 from atoll.coordinator.core.persisted import Persisted, RunRecord
+from atoll.protocol.effects import check_effects
 from atoll.protocol.errors import ConfigError, UnsupportedError
 from atoll.protocol.messages import Deposit
 from atoll.protocol.outer import resolved
@@ -75,8 +76,9 @@ def run_of(
     where: str, known: RunRecord | None, settings: RunSettings, parent_json: str
 ) -> tuple[RunRecord, RunSettings]:
     """What the store has, or a new run, and its settings, with nothing left to be chosen. Raises ConfigError, naming
-    what differs, if it has another one."""
+    what differs, if it has another one; or what has no effect, if it is new."""
     if known is None:
+        check_effects(settings)
         settings = resolved(settings)
         record = RunRecord(run_id=settings.run_id, settings_json=settings_to_json(settings), parent_json=parent_json)
         return record, settings

@@ -204,7 +204,8 @@ class SyncData:
     def _check(self, spec: Chunk, data: bytes | bytearray | memoryview, codec: str, below: float = math.inf) -> None:
         try:
             codec = self.travels.of(spec.role).codec_in(data, codec)
-            kernels.check(data, codec, spec.num_elements, self.layout.wire_dtype(spec), below=below)
+            dtype, width = self.layout.wire_dtype(spec), spec.row_elements
+            kernels.check(data, codec, spec.num_elements, dtype, below=below, width=width)
         except InvalidMessage as error:
             raise InvalidMessage(f"chunk {spec.index} of {self.layout.name_of(spec.index)!r}: {error}") from None
 
@@ -261,9 +262,9 @@ class SyncData:
 
     def _bundle(self, spec: Chunk, contributions: Contributions) -> bytes:
         """What all sites average, and clip, as they apply it. A contribution is looked at here as one that is
-        averaged."""
+        averaged; one of a scale that no site would take in a payload stands out, whether or not a value has it."""
         parts, way = [averages.read(of) for _, of in contributions], self.travels.of(spec.role)
-        norms = [kernels.norm_of(part, way.up, spec.num_elements) for part in parts]
+        norms = [kernels.norm_of(part, way.up, spec.num_elements, below=self._largest[1]) for part in parts]
         self._refuse_outliers(spec, norms)
         if way.robust != "off":
             self._figures.note(norms, clipping.factors(norms, way.clip))

@@ -389,7 +389,8 @@ class Auditor:
             check_proof(root, len(chunks), place, asked.chunk, item.hash, item.proof)
             spec = self.layout.chunks[asked.chunk]
             codec = way.codec_in(item.data, way.up)
-            kernels.check(item.data, codec, spec.num_elements, self.layout.wire_dtype(spec))
+            dtype, width = self.layout.wire_dtype(spec), spec.row_elements
+            kernels.check(item.data, codec, spec.num_elements, dtype, width=width)
         except InvalidMessage as error:
             raise Refuted(str(error)) from None
 

@@ -41,7 +41,7 @@ from atoll.protocol.codecs.jit import compile_all
 from atoll.protocol.codecs.sparse_arithmetic import SparseArithmetic
 from atoll.protocol.codecs.table import BUNDLE, CODECS, DENSE, SPARSE, TABLE, UNCHANGED
 from atoll.protocol.digest import Digest
-from atoll.protocol.errors import NonFiniteError
+from atoll.protocol.errors import InvalidMessage, NonFiniteError
 from atoll.protocol.layout import DTYPE_BYTES
 
 ARITHMETIC: dict[str, Arithmetic] = {
@@ -129,15 +129,28 @@ def _body(data: Data, header: EncodedHeader) -> Bytes:
     return body.copy() if body.ctypes.data % 4 else body
 
 
-def check(data: Data, codec: str, num_elements: int, dtype: str = "F32", *, below: float = math.inf) -> None:
+def check(
+    data: Data,
+    codec: str,
+    num_elements: int,
+    dtype: str = "F32",
+    *,
+    below: float = math.inf,
+    width: int | None = None,
+) -> None:
     """Raises InvalidMessage unless `data` is such an encoded chunk, or such a bundle, and all that it decodes to is
-    finite, and smaller than the power of two `below`; codec raw carries no numbers."""
+    finite, and smaller than the power of two `below`; codec raw carries no numbers. `width`: of the chunk's rows, if it
+    is known: what goes through tiles has gone through those."""
     if codec == BUNDLE:
         bundle = bundles.split(data, num_elements)
         for part in bundle.contributions:
-            check(part, bundle.codec, num_elements, below=below)
+            check(part, bundle.codec, num_elements, below=below, width=width)
         return
-    header = parse_header(data, codec=codec, num_elements=num_elements, dtype=dtype)
+    header, sparse = parse_header(data, codec=codec, num_elements=num_elements, dtype=dtype), TABLE[codec].sparse
+    if sparse is not None and width is not None:
+        columns = sparse.columns_of(width, num_elements)
+        if header.columns != columns:
+            raise InvalidMessage(f"encoded chunk: {header.columns} columns, the layout's chunk has {columns}")
     if codec in SPARSE_ARITHMETIC:
         SPARSE_ARITHMETIC[codec].check(_body(data, header), num_elements, below)
     elif codec != UNCHANGED:
@@ -175,10 +188,13 @@ def accumulate(data: Data, codec: str, weight: np.float32, acc: Floats) -> float
     return ARITHMETIC[codec].accumulate(_body(data, header), np.float32(weight), acc)
 
 
-def norm_of(data: Data, codec: str, num_elements: int) -> float:
-    """Of the values of a codec that carries some of them: the same bits everywhere. Raises InvalidMessage."""
+def norm_of(data: Data, codec: str, num_elements: int, *, below: float = math.inf) -> float:
+    """Of the values of a codec that carries some of them: the same bits everywhere. At least a scale that is
+    not smaller than `below`, also one that no value has. Raises InvalidMessage."""
     header = parse_header(data, codec=codec, num_elements=num_elements)
-    return _scatter(header, data, _WHOLE, NOTHING, NOTHING)
+    norm = _scatter(header, data, _WHOLE, NOTHING, NOTHING)
+    largest = 0.0 if below == math.inf else SPARSE_ARITHMETIC[codec].largest_scale(_body(data, header), num_elements)
+    return norm if largest < below else max(norm, largest)
 
 
 def _sum_of(

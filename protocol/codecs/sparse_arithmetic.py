@@ -29,6 +29,8 @@ class SparseArithmetic:
     InvalidMessage if there is no such place."""
     check: Callable[[Bytes, int, float], None]
     """As that of `Arithmetic`; InvalidMessage too if an entry has no place."""
+    largest_scale: Callable[[Bytes, int], float]
+    """Also one that no value has."""
     kernels: tuple[Kernel, ...]
     golden: str
     finish: Callable[[Floats, int, Floats], None] | None = None
@@ -74,10 +76,14 @@ def arithmetic_of(
         if not entries_are_right(entries, buckets, *sizes):
             raise InvalidMessage("encoded chunk: entries that are out of order or beyond its end")
 
+    def largest_scale(body: Bytes, num_elements: int) -> float:
+        return float(np.max(split(body, num_elements)[0], initial=0))
+
     return SparseArithmetic(
         encode=encode,
         scatter=scatter,
         check=check,
+        largest_scale=largest_scale,
         kernels=(*kernels, entries_are_right),
         golden=golden,
         finish=finish,

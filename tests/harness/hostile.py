@@ -2,7 +2,9 @@
 
 mute: trains, and is never ready. ready: says that it is ready, and exchanges nothing. waiting: contributes, and as a
 reducer says for ever that it waits. false: what it reduces is not the average. made-up: as a reducer it adds another
-error than its codec had left, and gives that. silent: it gives no auditor what it added. In the simulator alone: one
+error than its codec had left, and gives that. silent: it gives no auditor what it added. scale: its contributions, of
+codec topk2, have a scale that no value has, too large for any payload. narrow: they are of rows of 64 columns, where
+the layout has wider ones. In the simulator alone: one
 that pulls payloads again and again.
 """
 
@@ -11,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from atoll.node.core import outputs as out
 from atoll.node.dataplane.payload_file import AttemptKey
@@ -21,12 +25,14 @@ from atoll.node.exchange.peers.progress import Worth
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.exchange.sync.reducer import Made
 from atoll.protocol import messages as m
+from atoll.protocol.codecs import HEADER_BYTES, EncodedHeader
 from atoll.protocol.codecs.arithmetic import Floats
+from atoll.protocol.codecs.sparse import TOPK2
 from atoll.protocol.errors import PeerError, StateError
-from atoll.protocol.layout import Role
+from atoll.protocol.layout import Chunk, Role
 from atoll.protocol.v1 import peer_pb2
 
-KINDS = ("mute", "ready", "waiting", "false", "made-up", "silent")
+KINDS = ("mute", "ready", "waiting", "false", "made-up", "silent", "scale", "narrow")
 
 
 def is_never_ready(output: out.Output) -> bool:
@@ -88,6 +94,35 @@ def averages_falsely(
         return false
 
     data.reduce = reduce_so  # type: ignore[method-assign, assignment]
+
+
+def contributes_what_spoils_bundles(exchange: Exchange, change: Callable[[bytes, int], bytes]) -> None:
+    """Of trainable chunks, of codec topk2: what `change` makes of the encoded chunk of so many elements."""
+    data = exchange.attempt.data
+    encoded = data._contribution
+
+    def encoded_so(spec: Chunk) -> bytes:
+        honest = encoded(spec)
+        return change(honest, spec.num_elements) if spec.role is Role.TRAINABLE and spec.num_elements else honest
+
+    data._contribution = encoded_so  # type: ignore[method-assign]
+
+
+def with_a_scale_too_large(data: bytes, num_elements: int) -> bytes:
+    """All entries have the first level; that of the second, which none has, is 2^127."""
+    scales, entries, _ = TOPK2.parts_bytes(num_elements)
+    body = np.frombuffer(data, np.uint8, offset=HEADER_BYTES).copy()
+    body[:scales].view(np.float32)[1::2] = np.float32(2.0**127)
+    body[scales : scales + entries] &= 0xFF ^ TOPK2.bucket
+    return data[:HEADER_BYTES] + body.tobytes()
+
+
+def of_narrow_rows(data: bytes, num_elements: int) -> bytes:
+    """The same entries, of a chunk that is 64 columns wide."""
+    return (
+        EncodedHeader(codec="topk2", zstd=False, dtype="F32", num_elements=num_elements, columns=64).pack()
+        + (data[HEADER_BYTES:])
+    )
 
 
 def adds_made_up_errors(hub: Hub) -> None:

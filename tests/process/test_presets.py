@@ -20,6 +20,13 @@ def outer_of(run: LocalRun) -> dict[str, object]:
     return found
 
 
+def test_a_run_that_is_too_short_for_its_preset_is_told_so_as_its_coordinator_starts(tmp_path: Path) -> None:
+    outer = OuterSettings(learning_rate=0.7, momentum=0.9)
+    with LocalRun(tmp_path, replace(SETTINGS, preset="diloco", outer=outer)) as run:
+        lines = run.start_coordinator().lines
+        assert any("which does not settle in fewer than 50" in line for line in lines), lines
+
+
 def test_what_is_left_to_be_chosen_is_said_and_kept(tmp_path: Path) -> None:
     settings = replace(SETTINGS, min_sites=2, outer=OuterSettings(optimizer=AUTO))
     with LocalRun(tmp_path, settings) as run:

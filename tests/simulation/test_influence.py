@@ -22,7 +22,7 @@ def by_influence(shape: Shape) -> Shape:
         sync = replace(sync, codec="int8", up="", down="", mean_over="senders", error_feedback_down=0.0)
     settings = replace(
         settings,
-        sync=replace(sync, robust="gram", trim=1),
+        sync=replace(sync, robust="gram", trim=1, clip=3.0),
         min_sites=max(3, settings.min_sites),
         quorum=3,
         max_sites=64,

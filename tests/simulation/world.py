@@ -218,7 +218,8 @@ def _robust(settings: RunSettings, seed: int) -> RunSettings:
         robust = "clip"
     if robust == "trim":
         settings, sync = replace(settings, max_sites=64), replace(sync, trim=generator.choice([1, 1, 2]))
-    return replace(settings, sync=replace(sync, robust=robust, clip=generator.choice([1.0, 1.5])))
+    clip = generator.choice([1.0, 1.5])
+    return replace(settings, sync=replace(sync, robust=robust, clip=sync.clip if robust == "off" else clip))
 
 
 def _overlapped(sync: SyncSettings, seed: int) -> SyncSettings:
@@ -268,7 +269,8 @@ def in_gradients(shape: Shape, seed: int) -> Shape:
     if random.Random(f"log {seed}").random() < 0.5:
         sync = replace(sync, log_commits=0)
     steps = max(settings.steps // shape.window_steps, generator.choice([4, 8, 12]))
-    outer = OuterSettings(optimizer=optimizer, momentum=momentum, beta2=generator.choice([0.95, 0.5]))
+    beta2 = generator.choice([0.95, 0.5])
+    outer = OuterSettings(optimizer=optimizer, momentum=momentum, beta2=beta2 if optimizer == "adamw" else 0.95)
     settings = replace(settings, sync=sync, outer=outer, steps=steps)
     return replace(shape, settings=settings, manifest=GROUPED)
 

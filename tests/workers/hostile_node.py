@@ -20,6 +20,7 @@ from tests.harness import hostile
 
 DOES = {"mute": hostile.is_never_ready, "ready": hostile.exchanges_nothing}
 FALSE = ("false", "false-buffers")
+SPOILS_BUNDLES = {"scale": hostile.with_a_scale_too_large, "narrow": hostile.of_narrow_rows}
 WITH_ERRORS = {"made-up": hostile.adds_made_up_errors, "silent": hostile.gives_no_errors}
 
 
@@ -38,6 +39,8 @@ def misbehave(kind: str) -> None:
         exchange = begin(self, *args, **options)
         if kind in FALSE:
             hostile.averages_falsely(exchange, lies=lambda: True, lied=lambda: None, buffers_alone=kind != FALSE[0])
+        elif kind in SPOILS_BUNDLES:
+            hostile.contributes_what_spoils_bundles(exchange, SPOILS_BUNDLES[kind])
         else:
             hostile.only_waits(exchange, hostile.others, claims_to_move=True, tells_the_coordinator=True)
         return exchange
@@ -48,7 +51,7 @@ def misbehave(kind: str) -> None:
 
     if kind in DOES:
         SiteCore.handle = handle_so  # type: ignore[method-assign]
-    elif kind in ("waiting", *FALSE):
+    elif kind in ("waiting", *FALSE, *SPOILS_BUNDLES):
         Hub.begin = begin_so  # type: ignore[method-assign]
         Auditor.audit = denies  # type: ignore[method-assign]
     elif kind in WITH_ERRORS:

@@ -20,6 +20,7 @@ from atoll.cli.flags import Flag, add_flags, given
 from atoll.protocol.disk import Disk, disk_error
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.presets import PRESETS
+from atoll.protocol.run_length import too_short
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import too_many_bundled
 from atoll.protocol.sync_settings import SyncSettings
@@ -97,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
             f"atoll tokenize --tokenizer {args.from_hf} ..., and --data"
         )
     if advice := too_many_bundled(settings.sync.codec_up, settings.min_sites):
+        print(advice)
+    if advice := too_short(settings):
         print(advice)
     return 0
 

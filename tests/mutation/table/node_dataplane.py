@@ -506,7 +506,7 @@ MUTATIONS = (
         name="values of peers are believed to be finite",
         rule="non-finite values are refused where they arrive: at the reducer and before Done",
         where="node.dataplane.sync_data:SyncData._check",
-        old="            kernels.check(data, codec, spec.num_elements, self.layout.wire_dtype(spec), below=below)",
+        old="            kernels.check(data, codec, spec.num_elements, dtype, below=below, width=width)",
         new="            wire = self.layout.wire_dtype(spec)\n"
         "            kernels.parse_header(data, codec=codec, num_elements=spec.num_elements, dtype=wire)",
         tests=("tests/unit/exchange/test_streams.py",),

@@ -61,4 +61,34 @@ MUTATIONS = (
         new="outer=outer_at(run.settings, replace(record.commit, run_step=0), spec.group),",
         tests=("tests/unit/coordinator/test_disputes.py",),
     ),
+    Mutation(
+        name="a run begins with settings that have no effect",
+        rule="a run does not begin with a setting that has no effect",
+        where="coordinator.store:run_of",
+        old="        check_effects(settings)\n",
+        new="",
+        tests=(
+            "tests/unit/protocol/test_effects.py::"
+            "test_what_has_no_effect_is_refused_where_a_run_begins_and_no_run_that_has_begun_with_it",
+        ),
+    ),
+    Mutation(
+        name="AdamW without a momentum, unsaid",
+        rule="a run does not begin with AdamW whose beta1 is 0",
+        where="protocol.effects:_check_outer",
+        old='if outer.optimizer == "adamw" and not outer.momentum:',
+        new="if False:",
+        tests=(
+            "tests/unit/protocol/test_effects.py::"
+            "test_what_has_no_effect_is_refused_where_a_run_begins_and_no_run_that_has_begun_with_it",
+        ),
+    ),
+    Mutation(
+        name="init says nothing of a run that is too short for its preset",
+        rule="a run that is too short for its settings is told so",
+        where="src.atoll.cli.init:run",
+        old="if advice := too_short(settings):",
+        new="if advice := '':",
+        tests=("tests/unit/cli/test_run_file.py::test_init_says_that_a_run_is_too_short_for_its_preset",),
+    ),
 )

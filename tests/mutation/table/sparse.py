@@ -121,7 +121,7 @@ MUTATIONS = (
         name="bundles are only counted",
         rule="each contribution of a bundle is checked like one that arrives",
         where="protocol.codecs.kernels:check",
-        old="            check(part, bundle.codec, num_elements, below=below)\n",
+        old="            check(part, bundle.codec, num_elements, below=below, width=width)\n",
         new="            pass\n",
         tests=(
             "tests/unit/dataplane/test_outliers.py::test_a_payload_that_outer_updates_would_overflow_by_is_refused",
@@ -192,5 +192,21 @@ MUTATIONS = (
         old="num_sites <= (most",
         new="num_sites <= 2 * (most",
         tests=("tests/unit/coordinator/test_chunk_sizes.py", "tests/unit/cli/test_run_file.py"),
+    ),
+    Mutation(
+        name="a reducer looks at the scales that values have alone",
+        rule="what a reducer takes of a contributor, no site refuses in its payload",
+        where="node.dataplane.sync_data:SyncData._bundle",
+        old="spec.num_elements, below=self._largest[1])",
+        new="spec.num_elements)",
+        tests=("tests/unit/dataplane/test_hostile_contributions.py::test_a_scale_that_no_value_has_names_its_site",),
+    ),
+    Mutation(
+        name="a contribution may have any columns",
+        rule="what a reducer takes of a contributor, no site refuses in its payload",
+        where="node.dataplane.sync_data:SyncData._check",
+        old="below=below, width=width)",
+        new="below=below)",
+        tests=("tests/unit/dataplane/test_hostile_contributions.py",),
     ),
 )

@@ -150,6 +150,13 @@ def test_init_says_above_how_many_sites_bundles_are_no_gain(tmp_path: Path, caps
         assert ("Above 46 sites take codec int4" in capsys.readouterr().out) == is_said
 
 
+def test_init_says_that_a_run_is_too_short_for_its_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for steps, is_said in (("500", True), ("50000", False)):
+        words = ("--force", "--preset", "diloco", "--steps", steps)
+        assert init.run(parse_init(str(tmp_path / "run.toml"), *words)) == 0
+        assert ("the run has a single sync" in capsys.readouterr().out) == is_said
+
+
 def test_init_takes_flags_and_a_folder(tmp_path: Path) -> None:
     words = ["--listen", "0.0.0.0:7700", "--data", "local", "--model", "small", "--tokens", "1000", "--sync-every", "9"]
     assert init.run(parse_init(str(tmp_path), *words, "--codec", "bf16", "--min-sites", "2")) == 0

@@ -26,7 +26,7 @@ def chunks_of(story: Story, plan: m.Plan, name: str) -> int:
 def run_of(num_commits: int, word: Callable[[Story], Word], robust: str = "clip") -> Story:
     """`word`: what a reducer says of the norms."""
     settings = some_settings(quorum=1, min_sites=len(NAMES), max_sites=64, steps=2000)
-    story = Story(replace(settings, sync=replace(settings.sync, robust=robust, clip=1.5)))
+    story = Story(replace(settings, sync=replace(settings.sync, robust=robust, clip=3.0 if robust == "off" else 1.5)))
     story.start(*NAMES)
     play(story, range(num_commits), word(story))
     return story
