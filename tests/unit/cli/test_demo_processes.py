@@ -170,10 +170,13 @@ def test_the_run_file_of_the_demo_is_one_of_run_toml(tmp_path: Path) -> None:
     assert (settings.min_sites, settings.time_limits) == (2, "local")
 
 
-def test_a_refusal_of_the_demo_names_the_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_of_the_demo_names_the_command_once_and_what_it_can_choose(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["demo", "--preset", "streaming", "--sync-every", "3", "--steps", "20"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("atoll demo: the demo's run: sync.overlap_steps = 5 is more than sync.every = 3")
+    assert said.endswith("is of preset streaming: choose --sync-every 5 or more, or another preset)\n")
     assert said.count("atoll demo:") == 1
 
 
