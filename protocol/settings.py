@@ -63,7 +63,8 @@ class RunSettings:
     evicted all the same."""
     overrun_steps: int = within(0, 1 << 32, 0)
     """With the coordinator away, sites train at most so many steps beyond a boundary; 0 is as many as a window
-    has, `sync.every` / `sync.fragments`, or `sync.overlap_steps` if that is more. Not less than that."""
+    has, `sync.every` / `sync.fragments`, or `sync.overlap_steps` if that is more. Not less than
+    `sync.overlap_steps`."""
     model: ModelSettings = field(default_factory=ModelSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     sync: SyncSettings = field(default_factory=SyncSettings)

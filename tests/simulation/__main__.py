@@ -27,7 +27,7 @@ from dataclasses import replace
 from tests.simulation.audits import with_flips
 from tests.simulation.faults import Fault, draw_faults, strike
 from tests.simulation.large import LEAST_SITES, large
-from tests.simulation.world import Outcome, Shape, draw_shape_of, in_gradients, play
+from tests.simulation.world import Outcome, Shape, draw_shape_of, in_gradients, in_tokens, play
 
 SAY_EVERY_S = 10.0
 STORY_LINES = 60
@@ -40,9 +40,11 @@ def one(seed: int, faults: Sequence[Fault] | None = None, shape: Shape | None = 
 
 
 def drawn(seed: int) -> Shape:
-    """A sixth of the schedules exchange gradients."""
+    """A sixth of the schedules exchange gradients. Of the others a tenth are as long as a number of tokens."""
     shape = draw_shape_of(seed)
-    return in_gradients(shape, seed) if random.Random(f"strategy {seed}").random() < 1 / 6 else shape
+    if random.Random(f"strategy {seed}").random() < 1 / 6:
+        return in_gradients(shape, seed)
+    return in_tokens(shape, seed) if random.Random(f"tokens or steps {seed}").random() < 1 / 10 else shape
 
 
 def _briefly(seed: int) -> Outcome:

@@ -523,13 +523,8 @@ class Checks:
         )
         broken = break_in(self._kept.audit)
         self.require(not broken, f"the audit log: {broken}")
-        at_step = commits[-1].run_step if commits else 0  # it went back to commit 0, and was told to stop
-        length = json.loads(commits[-1].changed_json or "{}").get("run.steps", self._settings.steps) if commits else 0
-        self.require(self.may_end_early or at_step == length, f"44: it ends at step {at_step}, its length is {length}")
+        self._ends_at_its_length(commits)
         self._changes_are_asked_for()
-        overlaps = {r.open.sync: r.open.overlap_steps for r in self._store.kept if isinstance(r, OpenRecord)}
-        wrong = [c.sync for c in commits if c.final and overlaps[c.sync]]
-        self.require(not wrong, f"44: sites were told that sync {wrong} is not the last one")
         handed_in = {
             commit: [self._contributions[commit.sync, c.site_id, c.incarnation] for c in commit.contributors]
             for commit in commits
@@ -639,6 +634,28 @@ class Checks:
                     f"{len(learned)} steps make {expected}"
                 )
 
+    def _ends_at_its_length(self, commits: Sequence[m.Commit]) -> None:
+        """With the first commit that has it and may be the last one; a length in steps is reached to the step."""
+        opened = {record.open.sync: record.open for record in self._store.kept if isinstance(record, OpenRecord)}
+        for commit in commits:
+            of, (steps, tokens) = opened[commit.sync], self._length_at(commit)
+            reached = f"{commit.run_step} of {steps} steps" if steps else f"{commit.run_tokens} of {tokens} tokens"
+            is_over = commit.run_step >= steps if steps else commit.run_tokens >= tokens
+            not_last = f"of fragment {of.fragment} alone, " * (of.fragment != self._settings.sync.all_fragments)
+            not_last += f"with {of.overlap_steps} steps beyond it, " * (of.overlap_steps > 0)
+            not_last += f"without sites {of.resting}, " * bool(of.resting)
+            self.require(not (commit.final and not_last), f"44: sync {of.sync}, {not_last}is the last one")
+            self.require(commit.final or not is_over or bool(not_last), f"44: it goes on after {reached}")
+            is_right = commit.run_step == steps if steps else is_over
+            self.require(is_right or self.may_end_early or not commit.final, f"44: it ends at {reached}")
+        is_final = bool(commits) and commits[-1].final  # else it went back, and was told to stop
+        self.require(is_final or self.may_end_early, "44: its last commit does not say that it is the last")
+
+    def _length_at(self, commit: m.Commit) -> tuple[int, int]:
+        """Of the run, in steps or in tokens, as it was set by then."""
+        changed, settings = json.loads(commit.changed_json or "{}"), self._settings
+        return changed.get("run.steps", settings.steps), changed.get("run.tokens", settings.tokens)
+
     def _changes_are_asked_for(self) -> None:
         """What is changed in a commit is what was changed in the one before, or what an operator made of it."""
         was = ""
@@ -651,8 +668,8 @@ class Checks:
         """Of each commit, where the optimizer is the nodes': they follow from its number and the step before."""
         before = 0
         for commit in commits:
-            length = json.loads(commit.changed_json or "{}").get("run.steps", self._settings.steps)
-            num_steps = min(local_steps(self._settings.sync, commit.commit), length - before)
+            steps, _ = self._length_at(commit)
+            num_steps = min(local_steps(self._settings.sync, commit.commit), steps - before)
             self.require(
                 commit.run_step - before == num_steps and same_rates(commit.rates, rates_over(before, num_steps)),
                 f"48: commit {commit.commit}, from step {before} to {commit.run_step}, has the rates {commit.rates}; "

@@ -17,6 +17,7 @@ from tests.harness.coordinator_questions import of_server
 from tests.simulation import liars
 from tests.simulation.liars import SORTS, Liar, LiarWhenAsked
 from tests.simulation.processes import COORDINATOR, MuteCoordinator, SimNode
+from tests.simulation.sites import TOKENS_A_STEP
 from tests.simulation.standby import OF_TWO
 from tests.simulation.world import World
 
@@ -552,9 +553,12 @@ def pause(world: World, fault: Fault, _: random.Random) -> None:
 
 def change(world: World, _: Fault, generator: random.Random) -> None:
     """An operator changes the outer step, or the length of the run."""
+    settings, windows = world.shape.settings, generator.choice([-1, 1])
+    length = ("run.steps", str(settings.steps + windows * settings.sync.every))
+    if settings.tokens:
+        length = ("run.tokens", str(max(1, settings.tokens + windows * settings.sync.every * sum(TOKENS_A_STEP))))
     name, value = generator.choice([
-        ("outer.learning_rate", "0.3"), ("outer.learning_rate", "1"), ("outer.momentum", "0.25"),
-        ("run.steps", str(world.shape.settings.steps + generator.choice([-1, 1]) * world.shape.settings.sync.every)),
+        ("outer.learning_rate", "0.3"), ("outer.learning_rate", "1"), ("outer.momentum", "0.25"), length,
     ])  # fmt: skip
     world.change(name, value)
 

@@ -170,7 +170,9 @@ def rates(settings: RunSettings, commit: Commit) -> tuple[np.float32, np.float32
     """Learning rate and momentum of the outer step: evenly up from 0 over a first share of the run, and down over a
     last share, to a tenth and to 0."""
     changed = json.loads(commit.changed_json or "{}")
-    outer, done = settings.outer, min(1.0, commit.run_step / changed.get("run.steps", settings.steps))
+    outer, steps = settings.outer, changed.get("run.steps", settings.steps)
+    part = commit.run_step / steps if steps else commit.run_tokens / changed.get("run.tokens", settings.tokens)
+    done = min(1.0, part)
     learning_rate = changed.get("outer.learning_rate", outer.learning_rate)
     momentum = changed.get("outer.momentum", outer.momentum)
 

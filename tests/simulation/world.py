@@ -254,6 +254,14 @@ def in_fragments(shape: Shape, seed: int, num: int) -> Shape:
     return replace(shape, settings=settings, manifest=LAYERED)
 
 
+def in_tokens(shape: Shape, seed: int) -> Shape:
+    """The same run is as long as a number of tokens: those of some of its sites in so many steps, and some more."""
+    settings, generator = shape.settings, random.Random(f"tokens {seed}")
+    a_step = generator.randint(min(TOKENS_A_STEP), max(TOKENS_A_STEP)) * generator.randint(1, shape.num_sites)
+    tokens = settings.steps * a_step + generator.randrange(a_step)
+    return replace(shape, settings=replace(settings, steps=0, tokens=tokens))
+
+
 def in_gradients(shape: Shape, seed: int) -> Shape:
     """The same sites exchange at every step, and their nodes do the optimizer's step; a third of them send momenta
     after some commits. Half have logs as long as the bytes of a commit say: of two or three, few enough to matter."""

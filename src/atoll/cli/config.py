@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ SECTIONS: dict[str, type] = {
     "track": TrackConfig,
 }
 MAX_FILE_BYTES = 1 << 20
+OPTIONS = {"sync.every": "--sync-every", "sync.codec": "--codec"}
+"""Of `atoll init` and `atoll demo`, that say otherwise than a preset."""
 
 
 def sections() -> dict[str, list[str]]:
@@ -101,9 +105,10 @@ def _place(key: str, section: str, known: Mapping[str, list[str]]) -> str:
     return f"it belongs into [{homes[0]}]" if homes else nearest(key, known[section])
 
 
-def run_settings(tables: Tables, where: str) -> RunSettings:
-    """The validated settings of a run from the sections of a file. Raises ConfigError."""
-    run = dict(tables.get("run", {}))
+def run_settings(tables: Tables, where: str, options: Mapping[str, str] | None = None) -> RunSettings:
+    """The validated settings of a run from the sections of a file, or from the `options` of a command, by key: it can
+    set no others. Raises ConfigError."""
+    said, run = tables, dict(tables.get("run", {}))
     if name := str(run.get("preset", "")):
         check_preset(f"{where}: run.preset", name)
         for key, own, other in against_preset(name, tables):
@@ -118,5 +123,31 @@ def run_settings(tables: Tables, where: str) -> RunSettings:
     try:
         validate(settings)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{where}: {error}{_of_preset(name, said, settings, str(error), options)}") from None
     return settings
+
+
+def _of_preset(name: str, said: Tables, settings: RunSettings, problem: str, options: Mapping[str, str] | None) -> str:
+    """Which values in the problem are the preset's, and what to choose instead; empty if none are."""
+    known = PRESETS[name].tables if name else {}
+    filled = {f"{s}.{k}": v for s, table in known.items() for k, v in table.items() if k not in said.get(s, {})}
+    if not (named := [key for key in filled if f"{key} = " in problem]):
+        return ""
+    against = {key: theirs for key, _, theirs in against_preset(name, said)}
+    choose = []
+    for key in against if options is None else [key for key in against if key in options]:
+        least = _least_every(settings, against[key]) if key == "sync.every" else None
+        flag = key if options is None else options[key]
+        choose.append(f"{flag} {least} or more" if least else f"another {flag}")
+    choose.append(f"write another {' or '.join(named)}" if options is None else "another preset")
+    are = " and ".join(f"{key} = {json.dumps(filled[key])}" for key in named)
+    return f" ({are} {'is' if len(named) == 1 else 'are'} of preset {name}: choose {', or '.join(choose)})"
+
+
+def _least_every(settings: RunSettings, most: int) -> int | None:
+    """More steps than `sync.every` has, with which the settings make a run."""
+    for every in range(settings.sync.every + 1, most + 1):
+        with suppress(ConfigError):
+            validate(dataclasses.replace(settings, sync=dataclasses.replace(settings.sync, every=every)))
+            return every
+    return None

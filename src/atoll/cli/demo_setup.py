@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from atoll.cli.config import default_store, run_settings
+from atoll.cli.config import OPTIONS, default_store, run_settings
 from atoll.cli.demo import DemoOptions
 from atoll.cli.demo_script import script_command
 from atoll.cli.join import enrol
@@ -66,7 +66,7 @@ def demo_settings(options: DemoOptions) -> RunSettings:
     sync = {key: value for key, value in asked.items() if value is not None}
     if options.script:
         script_command(options.script)
-    settings = run_settings({"run": run, "model": asdict(model), "sync": sync}, "atoll demo")
+    settings = run_settings({"run": run, "model": asdict(model), "sync": sync}, "the demo's run", OPTIONS)
     for layout in layouts(options):
         check_batch(layout, settings.trainer.batch_size)
         check_model(layout, settings.model)

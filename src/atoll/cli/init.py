@@ -108,7 +108,7 @@ def make_file(args: argparse.Namespace, path: Path) -> tuple[str, RunSettings]:
     """The text of a run.toml for the flags given, and what it says. Raises ConfigError."""
     import tomllib
 
-    from atoll.cli.config import check_preset, run_settings
+    from atoll.cli.config import OPTIONS, check_preset, run_settings
     from atoll.cli.template import render
     from atoll.node.dataplane.hugging_face import read_model
     from atoll.protocol.addresses import parse_address
@@ -133,7 +133,7 @@ def make_file(args: argparse.Namespace, path: Path) -> tuple[str, RunSettings]:
         model = read_model(args.from_hf)
         tables["model"] = asdict(model)
         tables["trainer"] = {"sequence": min(TrainerSettings().sequence, model.max_sequence)}
-    settings = run_settings(tomllib.loads(render(tables)), "the new file")
+    settings = run_settings(tomllib.loads(render(tables)), "the new file", OPTIONS)
     every = max(1, EVALUATED_STEPS // settings.sync.window_steps(0, 0))
     tables["trainer"] = {**tables.get("trainer", {}), "evaluate_every": every}
     text = render(tables)

@@ -7,6 +7,7 @@ from tests.mutation.mutation import Mutation
 ANSWERS, LAST = "node.core.lanes.answers", "coordinator.core.sync.outcomes"
 SITE = ("tests/unit/node_core/test_overlap.py", "tests/golden/test_site_stories.py")
 RUN = ("tests/unit/coordinator/test_overlap.py",)
+IN_TOKENS = ("tests/simulation/test_token_lengths.py",)
 
 MUTATIONS = (
     Mutation(
@@ -138,6 +139,38 @@ MUTATIONS = (
         old=" and not opened.overlap_steps",
         new="",
         tests=RUN,
+    ),
+    Mutation(
+        name="a run whose tokens are all there goes on",
+        rule="the run ends at the first commit that reaches its length in tokens",
+        where=f"{LAST}:_is_over",
+        old="0 < settings.tokens <= run_tokens",
+        new="0 < settings.tokens < run_tokens",
+        tests=RUN,
+    ),
+    Mutation(
+        name="the window of the last tokens is a step short",
+        rule="the last sync of a length in tokens has the steps that are left of it, and the part of one",
+        where=f"{LAST}:_window",
+        old="left = math.ceil((settings.tokens - run_tokens) / tokens_per_step)",
+        new="left = (settings.tokens - run_tokens) // math.ceil(tokens_per_step)",
+        tests=RUN,
+    ),
+    Mutation(
+        name="a commit with the tokens of its run ends it though sites trained beyond it",
+        rule="only a commit that its opening said may be the last one ends a run, of tokens as well",
+        where=f"{LAST}:commit",
+        old="final = may_be_last(run, sync.open) and _ends(run, run_step, run_tokens)",
+        new="final = _ends(run, run_step, run_tokens)",
+        tests=IN_TOKENS,
+    ),
+    Mutation(
+        name="tokens of syncs in flight are none",
+        rule="of a length in tokens the windows of open syncs count, as long as they are expected to be",
+        where=f"{LAST}:open_beside",
+        old="log.run_tokens + math.ceil(steps * per_step), per_step",
+        new="log.run_tokens, per_step",
+        tests=IN_TOKENS,
     ),
     Mutation(
         name="a whole window after the end",

@@ -19,6 +19,7 @@ from atoll.cli.config import load_run
 from atoll.cli.demo import DemoOptions
 from atoll.cli.demo_processes import Processes, crashes_in
 from atoll.cli.demo_run import Demo, wait_until_listening
+from atoll.cli.main import main
 from atoll.protocol.errors import ConfigError, WorkerError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
@@ -169,6 +170,16 @@ def test_the_run_file_of_the_demo_is_one_of_run_toml(tmp_path: Path) -> None:
     assert asdict(loaded) == asdict(settings)
     assert coordinator.listen == "127.0.0.1:0"
     assert (settings.min_sites, settings.time_limits) == (2, "local")
+
+
+def test_a_refusal_of_the_demo_names_the_command_once_and_what_it_can_choose(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["demo", "--preset", "streaming", "--sync-every", "3", "--steps", "20"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("atoll demo: the demo's run: sync.overlap_steps = 5 is more than sync.every = 3")
+    assert said.endswith("is of preset streaming: choose --sync-every 5 or more, or another preset)\n")
+    assert said.count("atoll demo:") == 1
 
 
 def test_a_folder_of_somebody_else_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

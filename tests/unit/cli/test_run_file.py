@@ -143,6 +143,32 @@ def test_init_refuses_a_preset_that_is_none(tmp_path: Path) -> None:
         init.run(parse_init(str(tmp_path / "run.toml"), "--preset", "sparselocos"))
 
 
+def test_init_says_what_to_choose_where_the_preset_contradicts_an_option(tmp_path: Path) -> None:
+    """The command has no option for the preset's value."""
+    for words, said in (
+        (
+            ("--preset", "streaming", "--sync-every", "4"),
+            r"sync.overlap_steps = 5 is more than sync.every = 4: .* "
+            r"\(sync.overlap_steps = 5 is of preset streaming: choose --sync-every 5 or more, or another preset\)$",
+        ),
+        (
+            ("--preset", "sparseloco", "--codec", "fp32"),
+            r"\(sync.error_feedback = 0.95 is of preset sparseloco: choose another --codec, or another preset\)$",
+        ),
+        (
+            ("--preset", "adamw", "--sync-every", "2"),
+            r'sync.every = 2 .* \(sync.strategy = "gradient" is of preset adamw: choose another --sync-every, or '
+            r"another preset\)$",
+        ),
+        (("--preset", "streaming", "--sync-every", "4", "--steps", "0"), "set one of them to the length of the run"),
+    ):
+        path = tmp_path / "run.toml"
+        with pytest.raises(ConfigError, match=said):
+            init.run(parse_init(str(path), *words))
+        assert not path.exists()
+    assert init.run(parse_init(str(path), "--preset", "streaming", "--sync-every", "5")) == 0
+
+
 def test_init_says_above_how_many_sites_bundles_are_no_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, is_said in ((46, False), (47, True)):
         words = ("--force", "--preset", "sparseloco", "--min-sites", str(number))

@@ -59,3 +59,15 @@ def test_what_counts_against_a_preset_is_said(caplog: pytest.LogCaptureFixture) 
 def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match='did you mean "sparseloco"'):
         run_settings({"run": {"run_id": "r", "preset": "sparsloco"}}, "here")
+
+
+def test_a_refusal_names_the_preset_that_a_value_is_of() -> None:
+    tables: Tables = {"run": {"run_id": "r", "preset": "streaming"}, "sync": {"every": 4}}
+    with pytest.raises(
+        ConfigError,
+        match=r"\(sync.overlap_steps = 5 is of preset streaming: choose sync.every 5 or more, or write another "
+        r"sync.overlap_steps\)$",
+    ):
+        run_settings(tables, "run.toml")
+    with pytest.raises(ConfigError, match=r"choose at most 4$"):
+        run_settings({**tables, "sync": {"every": 4, "overlap_steps": 5}}, "run.toml")
