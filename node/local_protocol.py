@@ -28,6 +28,8 @@ ENV_GENERATION = "ATOLL_GENERATION"
 """Start count of the node's workers."""
 
 MAX_FRAME_BYTES = 64 << 20
+MAX_SKIPPED_STEPS = 64
+"""Twice as many as a window has."""
 LENGTH_BYTES = 4
 NUM_BUFFERS = 2
 """File descriptors beside LocalLayout: SNAPSHOT, then PUBLISH."""
@@ -210,8 +212,8 @@ class SealedReport:
     """Drawn by this rank and trained on, since the epoch began."""
     rates: tuple[float, ...] = bounded(MAX_RATES, ())
     """With gradient exchange, of each parameter group: learning rate, then weight decay."""
-    num_skipped: int = 0
-    """With gradient exchange, the steps of which nothing is in it."""
+    skipped_steps: tuple[int, ...] = bounded(MAX_SKIPPED_STEPS, ())
+    """With gradient exchange, the steps since the base of which nothing is in it: the first of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
-from atoll.node.local_protocol import NO_CHECKPOINTS, DataSet, LocalJoin, SealedReport
+from atoll.node.local_protocol import MAX_SKIPPED_STEPS, NO_CHECKPOINTS, DataSet, LocalJoin, SealedReport
 from atoll.node.worker import readings
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, disconnect, ranks_here
@@ -169,10 +169,10 @@ class JoinedSite(Site):
             return Step(False, False, self.inner_step)
         if not self._checks.is_step(loss):
             return self._go_on_without_a_step()
-        is_left_out = bool(self._of_node) and self._left_out.is_left_out(loss, self.inner_step + 1)
-        self._count(0 if is_left_out else tokens)
         if loss is not None:
-            self._losses.add(loss, self.inner_step)
+            self._losses.add(loss, self.inner_step + 1)
+        is_left_out = bool(self._of_node) and self._left_out.is_left_out(loss, self._steps + 1)
+        self._count(0 if is_left_out else tokens)
         if self._steps == 1 and self._restored_step is not None:
             # At once: where workers crash without a step, the node lets go of the checkpoint.
             self._client.progress(1, math.nan)
@@ -370,7 +370,7 @@ class JoinedSite(Site):
             rates=()
             if is_seed
             else tuple(r for o, number in self._rated for r in o.rates[2 * number : 2 * number + 2]),
-            num_skipped=self._left_out.take_window(),
+            skipped_steps=self._left_out.steps[:MAX_SKIPPED_STEPS],
         )
         self._client.sealed(report)
         self._window = _Window(self._steps)
@@ -399,6 +399,7 @@ class JoinedSite(Site):
         rates that a script has for them."""
         self._base = Mark(self._steps, self._tokens)
         self._listed.clear()
+        self._left_out.forget()
         if self._is_local:
             self._shared.undo_steps()
             self._begin_window()
@@ -406,6 +407,7 @@ class JoinedSite(Site):
     def _begin_window(self) -> None:
         """The parameters have the values of the base. Where the nodes do the steps, these are of it."""
         settings, commit = self._connection.settings, self._base_commit
+        self._left_out.forget()
         start: WindowStart | None = None
         if self._is_local:
             start = WindowStart.on(settings, commit, self._base_run_step, self._shared.moments)

@@ -71,10 +71,15 @@ class LocalWindow:
                 self._states[parameter] = state
 
     @torch.no_grad()
-    def step(self, groups: Sequence[dict[str, Any]], gradients: Mapping[nn.Parameter, Tensor]) -> None:
-        """Moves the parameters, in place. One without a gradient has one of 0."""
-        for number, group in enumerate(groups):
-            rate, decay = float(group["lr"]), float(group["weight_decay"])
+    def step(
+        self, groups: Sequence[dict[str, Any]], gradients: Mapping[nn.Parameter, Tensor], given: Sequence[float]
+    ) -> None:
+        """Moves the parameters, in place. One without a gradient has one of 0. `given`: learning rate and weight decay
+        of each group."""
+        for number, group in enumerate(
+            groups[: len(given) // 2]
+        ):  # one that was added since is refused at the snapshot
+            rate, decay = given[2 * number : 2 * number + 2]
             rates, decays = self._sums.get(number, (0.0, 0.0))
             self._sums[number], self._last_decay[number] = (rates + rate, decays + rate * decay), decay
             for parameter in (p for p in group["params"] if p in self._states):

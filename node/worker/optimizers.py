@@ -71,9 +71,8 @@ class NodeOptimizer(torch.optim.Optimizer):
             if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):  # here, where all ranks are
                 gradients[parameter] = gradient.redistribute(placements=parameter.placements)
         if self._num_commits is not None:
-            norm = nn.utils.get_total_norm([local_of(gradient) for gradient in gradients.values()], math.inf)
-            self._is_finite = bool(norm.isfinite())  # before a window of steps has them
-            self._hand_in(gradients if self._is_finite else {})
+            self._is_finite = are_finite(gradients.values())
+            self._hand_in(gradients)
             return loss
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -124,7 +123,8 @@ class NodeOptimizer(torch.optim.Optimizer):
         self._num_commits, self._gradients = commit, None
 
     def _hand_in(self, gradients: dict[nn.Parameter, Tensor]) -> None:
-        self._rates = tuple(float(group[key]) for group in self.param_groups for key in ("lr", "weight_decay"))
+        if self._gradients is None:
+            self._rates = tuple(float(group[key]) for group in self.param_groups for key in ("lr", "weight_decay"))
         self._gradients = gradients
 
     @property
@@ -141,10 +141,15 @@ class NodeOptimizer(torch.optim.Optimizer):
     def leave_out(self) -> None:
         """Hands in nothing in place of the last step's gradients, or of those that are here and that no step took."""
         if self._gradients is None:
-            self._hand_in({})
-            for parameter in (p for group in self.param_groups for p in group["params"]):
-                parameter.grad = None
-        self._gradients, self._is_finite = {}, True
+            left = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+            if not are_finite(p.grad for p in left if p.grad is not None):  # else those of the next ones are added
+                for parameter in left:
+                    parameter.grad = None
+        self._hand_in({})
+        self._is_finite = True
+
+    def take_step(self) -> None:
+        """With what was handed in, which is no more left out."""
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -256,14 +261,19 @@ class ZeroOneAdam(OneBitAdam):
         if start is not None:
             self._window = LocalWindow(self.param_groups, start)
 
-    def _hand_in(self, gradients: dict[nn.Parameter, Tensor]) -> None:
-        super()._hand_in(gradients)
+    def take_step(self) -> None:
         if self._window is not None:
-            self._window.step(self.param_groups, gradients)
+            self._window.step(self.param_groups, self._gradients or {}, self._rates)
             self._rates = self._window.rates
 
     def contribution(self, parameter: nn.Parameter) -> Tensor | None:
         return super().contribution(parameter) if self._window is None else self._window.contribution(parameter)
+
+
+def are_finite(gradients: Iterable[Tensor]) -> bool:
+    """One pass over them, and one wait for their device."""
+    found = [local for gradient in gradients if (local := local_of(gradient)).numel()]
+    return bool(nn.utils.get_total_norm(found, math.inf).isfinite())
 
 
 def rated_groups(optimizers: Iterable[torch.optim.Optimizer]) -> list[tuple[NodeOptimizer, int]]:

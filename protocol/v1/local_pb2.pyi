@@ -512,7 +512,7 @@ class SealedReport(_message.Message):
     HASHES_FIELD_NUMBER: _builtins.int
     NUM_SAMPLES_USED_FIELD_NUMBER: _builtins.int
     RATES_FIELD_NUMBER: _builtins.int
-    NUM_SKIPPED_FIELD_NUMBER: _builtins.int
+    SKIPPED_STEPS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     seq: _builtins.int
     fragment: _builtins.int
@@ -526,8 +526,6 @@ class SealedReport(_message.Message):
     train_s: _builtins.float
     num_samples_used: _builtins.int
     """that this rank drew and trained on since the epoch began; 0 without a DataSet"""
-    num_skipped: _builtins.int
-    """with gradient exchange, of the steps since the base those of which nothing is in it"""
     @_builtins.property
     def hashes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PieceHash]:
         """of every shared piece in their order, if the SNAPSHOT says hash_shared"""
@@ -535,6 +533,10 @@ class SealedReport(_message.Message):
     @_builtins.property
     def rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """as in Ready"""
+
+    @_builtins.property
+    def skipped_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """with gradient exchange, the steps since the base of which nothing is in it"""
 
     def __init__(
         self,
@@ -550,11 +552,11 @@ class SealedReport(_message.Message):
         hashes: _abc.Iterable[Global___PieceHash] | None = ...,
         num_samples_used: _builtins.int = ...,
         rates: _abc.Iterable[_builtins.float] | None = ...,
-        num_skipped: _builtins.int = ...,
+        skipped_steps: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_rank", b"data_rank", "fragment", b"fragment", "hashes", b"hashes", "loss_sum", b"loss_sum", "num_samples_used", b"num_samples_used", "num_skipped", b"num_skipped", "num_steps", b"num_steps", "rates", b"rates", "seq", b"seq", "step", b"step", "tokens", b"tokens", "train_s", b"train_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_rank", b"data_rank", "fragment", b"fragment", "hashes", b"hashes", "loss_sum", b"loss_sum", "num_samples_used", b"num_samples_used", "num_steps", b"num_steps", "rates", b"rates", "seq", b"seq", "skipped_steps", b"skipped_steps", "step", b"step", "tokens", b"tokens", "train_s", b"train_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

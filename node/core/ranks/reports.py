@@ -114,7 +114,7 @@ def sealed_by_all(
 def _skip_alike(reports: Sequence[SealedReport]) -> bool:
     """Whether all ranks have the gradients of the same steps in it; else the whole is of no use, as of shards one rank
     alone may find that they are not finite."""
-    return len({report.num_skipped for report in reports}) == 1
+    return len({report.skipped_steps for report in reports}) == 1
 
 
 def _unequal_use(reports: Sequence[SealedReport], loaders: Mapping[int, DataSet]) -> str:

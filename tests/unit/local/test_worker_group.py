@@ -110,10 +110,10 @@ def report(
     hashes: dict[int, bytes] | None = None,
     used: int = 0,
     data_rank: int | None = None,
-    num_skipped: int = 0,
+    skipped: tuple[int, ...] = (),
 ) -> SealedReport:
     return SealedReport(
-        num_skipped=num_skipped,
+        skipped_steps=skipped,
         step=step, seq=seq, fragment=0, data_rank=rank if data_rank is None else data_rank, num_samples_used=used,
         tokens=tokens, loss_sum=loss_sum, num_steps=num_steps,
         train_s=train_s, hashes=tuple(PieceHash(piece=i, hash=h) for i, h in (hashes or {}).items()),
@@ -296,17 +296,17 @@ def test_replicas_are_compared_at_the_first_sync_after_fresh_values(same: bool) 
     group.sealed(0, report(0, step=10), 0.0)
 
 
-@pytest.mark.parametrize(("skipped", "tokens"), [((0, 1), 0), ((1, 1), 8)])
-def test_where_one_rank_alone_left_out_a_step_nothing_counts(skipped: tuple[int, int], tokens: int) -> None:
+@pytest.mark.parametrize(("skipped", "tokens"), [(((), (5,)), 0), (((4,), (5,)), 0), (((5,), (5,)), 8)])
+def test_where_ranks_left_out_different_steps_nothing_counts(skipped: tuple[tuple[int, ...], ...], tokens: int) -> None:
     """Of shards one rank alone may find that a gradient is not finite: copies differ then, and so do tokens."""
     group = joined(2)
     all_ask(group, 0, 0, apply(0, 5, fresh=True))
     for rank in range(2):
         group.merged(rank, 0, 0.0, 0.0)
     all_ask(group, 5, 0, SNAPSHOT)
-    group.sealed(0, report(0, step=5, hashes={0: b"x" * 32}, num_skipped=skipped[0]), 0.0)
+    group.sealed(0, report(0, step=5, hashes={0: b"x" * 32}, skipped=skipped[0]), 0.0)
     same = b"x" if tokens else b"y"
-    last = report(1, step=5, tokens=3, hashes={0: same * 32}, num_skipped=skipped[1])
+    last = report(1, step=5, tokens=3, hashes={0: same * 32}, skipped=skipped[1])
     (sealed,) = group.sealed(1, last, 0.0)
     assert isinstance(sealed, SnapshotSealed)
     assert sealed.tokens == tokens

@@ -55,7 +55,8 @@ def train(node: FakeNode, how: str, num_bad: int = 1, max_skipped: int = 32) -> 
             scaler.update()
             site.step(tokens=10, loss=math.inf if is_bad and how == "loss" else 0.5)
             handed_in.append(torch.from_numpy(node.values(node.snapshot, "weight").copy()))
-            assert net.weight.grad is None
+            if how != "loss" or not is_bad:
+                assert net.weight.grad is None, "what is not finite is not added to"
     return handed_in
 
 
@@ -70,7 +71,7 @@ def test_a_step_that_is_not_finite_is_left_out_and_said(
     assert torch.equal(handed_in[2], torch.ones(2))
     sealed = node.said("sealed")
     assert [report["tokens"] for report in sealed] == [10, 0, 10]
-    assert [report["num_skipped"] for report in sealed] == [0, 1, 0]
+    assert [report["skipped_steps"] for report in sealed] == [(), (2,), ()]
     assert [report["rates"] for report in sealed] == [(0.5, 0.01)] * 3
     why = {"gradient": "a gradient is not finite", "loss": "its loss is not finite"}.get(how, "atoll.AdamW did no step")
     assert f"is left out on rank 0, as {why}: nothing of it is averaged" in capsys.readouterr().err
@@ -87,3 +88,61 @@ def test_a_step_that_is_not_finite_is_left_out_and_said(
 def test_so_many_in_a_row_end_the_site(node: FakeNode, how: str, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         train(node, how, num_bad=2, max_skipped=2)
+
+
+def test_microbatches_are_added_up_and_calls_without_a_step_that_go_on_are_an_error(node: FakeNode) -> None:
+    net = nn.Linear(2, 1, bias=False)
+    optimizer = atoll.AdamW(net.parameters(), lr=0.5)
+    node.script = [(0, apply(MergeMode.REPLACE, 4, fresh=True)), (4, SNAPSHOT), (4, go_on(1000))]
+    num_calls = 0
+    with atoll.join(net, optimizer, data_fingerprint=b"f" * 32) as site:
+
+        def go() -> None:
+            nonlocal num_calls
+            while True:
+                net(torch.ones(1, 2)).sum().backward()
+                num_calls += 1
+                if num_calls % 4 == 0:
+                    optimizer.step()
+                site.step(tokens=10)
+
+        with pytest.raises(ConfigError, match="in 33 of them an optimizer had done no step"):
+            go()
+    assert torch.equal(torch.from_numpy(node.values(node.snapshot, "weight").copy()), torch.full((2,), 4.0))
+    assert num_calls == 43
+
+
+def test_an_empty_gradient_is_finite(node: FakeNode) -> None:
+    """As a rank's shard of a small tensor is."""
+    net = nn.Linear(2, 1, bias=False)
+    net.empty = nn.Parameter(torch.empty(0, 2))
+    optimizer = atoll.AdamW(net.parameters(), lr=0.5)
+    node.script = [(0, apply(MergeMode.REPLACE, 1, fresh=True)), (1, SNAPSHOT), (1, STOP)]
+    with atoll.join(net, optimizer, data_fingerprint=b"f" * 32) as site:
+        (net(torch.ones(1, 2)).sum() + net.empty.sum()).backward()
+        optimizer.step()
+        site.step(tokens=10)
+    (sealed,) = node.said("sealed")
+    assert (sealed["tokens"], sealed["skipped_steps"]) == (10, ())
+
+
+def test_a_step_that_was_left_out_before_a_commit_is_not_of_the_next_snapshot(node: FakeNode) -> None:
+    node.script = [
+        (0, apply(MergeMode.REPLACE, 2, fresh=True)),
+        (2, apply(MergeMode.REPLACE, 3, run_step=1, version=1)),
+        (3, SNAPSHOT),
+        (3, STOP),
+    ]
+    train(node, "gradient")
+    (sealed,) = node.said("sealed")
+    assert (sealed["tokens"], sealed["skipped_steps"]) == (10, ())
+
+
+def test_a_loss_that_is_no_scalar_is_refused_by_what_to_give(node: FakeNode) -> None:
+    net = nn.Linear(2, 1, bias=False)
+    optimizer = atoll.AdamW(net.parameters(), lr=0.5)
+    with atoll.join(net, optimizer, data_fingerprint=b"f" * 32) as site:
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        with pytest.raises(ConfigError, match="give a plain scalar"):
+            site.step(tokens=10, loss=torch.ones(4))

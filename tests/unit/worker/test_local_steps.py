@@ -50,7 +50,7 @@ def test_three_steps_are_those_of_numpy(device: str) -> None:
     for step, rate in enumerate((0.5, 0.25, 0.125)):
         group["lr"] = rate
         gradient = numbers(10 + step)
-        window.step([group], {parameter: torch.from_numpy(gradient).to(device)})
+        window.step([group], {parameter: torch.from_numpy(gradient).to(device)}, (group["lr"], group["weight_decay"]))
         m = np.float32(0.75) * m + np.float32(0.25) * gradient
         update = (m / np.float32(BIAS[0])) / (np.sqrt(v / np.float32(BIAS[1])) + np.float32(1e-3))
         moved.append(np.abs(update).max())
@@ -73,7 +73,7 @@ def test_the_nodes_step_with_the_sum_of_the_rates_is_the_steps_of_the_sites_toge
     window, group = a_window(parameter, m, v, weight_decay=0.0)
     for step in range(4):
         group["lr"] = 0.5 / (1 + step)
-        window.step([group], {parameter: torch.from_numpy(numbers(10 + step))})
+        window.step([group], {parameter: torch.from_numpy(numbers(10 + step))}, (group["lr"], group["weight_decay"]))
     mean = window.contribution(parameter)
     assert mean is not None
     at_nodes = x - window.rates[0] * (mean.numpy() / BIAS[0]) / (np.sqrt(v / BIAS[1]) + 1e-3)
@@ -85,7 +85,7 @@ def test_the_weight_decay_of_a_window_is_the_mean_by_the_rates() -> None:
     window, group = a_window(parameter, numbers(2, 4), np.ones(4, np.float32))
     for rate, decay in ((0.5, 0.0), (0.25, 0.75)):
         group |= {"lr": rate, "weight_decay": decay}
-        window.step([group], {parameter: torch.ones(4)})
+        window.step([group], {parameter: torch.ones(4)}, (group["lr"], group["weight_decay"]))
     assert window.rates == (0.75, 0.25)
 
 
@@ -93,7 +93,7 @@ def test_a_parameter_without_a_gradient_has_one_of_0_and_another_optimizers_none
     parameter, other = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
     m = numbers(2, 4)
     window, group = a_window(parameter, m, np.ones(4, np.float32))
-    window.step([group], {})
+    window.step([group], {}, (group["lr"], group["weight_decay"]))
     found = window.contribution(parameter)
     assert found is not None
     np.testing.assert_allclose(found.numpy(), 0.75 * m, rtol=1e-6)
@@ -104,7 +104,7 @@ def test_where_all_rates_are_0_nothing_moves_and_the_last_momentum_is_sent() -> 
     parameter = nn.Parameter(torch.ones(4))
     window, group = a_window(parameter, numbers(2, 4), np.ones(4, np.float32), lr=0.0)
     for _ in range(2):
-        window.step([group], {parameter: torch.ones(4)})
+        window.step([group], {parameter: torch.ones(4)}, (group["lr"], group["weight_decay"]))
     m = 0.75 * (0.75 * numbers(2, 4) + 0.25) + 0.25
     found = window.contribution(parameter)
     assert found is not None
@@ -116,7 +116,9 @@ def test_where_all_rates_are_0_nothing_moves_and_the_last_momentum_is_sent() -> 
 def test_values_in_bf16_are_moved_in_fp32_and_momenta_stay_fp32() -> None:
     parameter = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     window, group = a_window(parameter, np.zeros(4, np.float32), np.ones(4, np.float32), weight_decay=0.0)
-    window.step([group], {parameter: torch.full((4,), 0.01, dtype=torch.bfloat16)})
+    window.step(
+        [group], {parameter: torch.full((4,), 0.01, dtype=torch.bfloat16)}, (group["lr"], group["weight_decay"])
+    )
     found = window.contribution(parameter)
     assert found is not None
     assert found.dtype is torch.float32
@@ -269,7 +271,8 @@ def test_before_the_local_steps_a_gradient_is_handed_in_and_nothing_moves(node: 
 
 
 def test_a_step_that_is_left_out_in_the_middle_of_a_window_has_a_gradient_of_0_and_no_tokens(node: FakeNode) -> None:
-    """Its learning rate counts, as it does at the other sites."""
+    """Its learning rate counts, as it does at the other sites. What the script does not take away of its gradient is
+    added to the next one."""
     node.script = [
         (0, published(node, 1.0, 2.0, apply(MergeMode.REPLACE, 3, run_step=9, version=BASE, fresh=True))),
         (3, SNAPSHOT),
@@ -279,10 +282,34 @@ def test_a_step_that_is_left_out_in_the_middle_of_a_window_has_a_gradient_of_0_a
     script.run()
     m1 = 0.75 * 2.0 + 0.25
     m2 = 0.75 * m1
-    assert node.values(node.snapshot, "weight") == pytest.approx((m1 + m2 + 0.75 * m2 + 0.25) / 3, rel=1e-5)
+    assert node.values(node.snapshot, "weight") == pytest.approx((m1 + m2 + 0.75 * m2 + 0.25 * 2) / 3, rel=1e-5)
     (sealed,) = node.said("sealed")
-    assert (sealed["tokens"], sealed["num_skipped"]) == (20, 1)
+    assert (sealed["tokens"], sealed["skipped_steps"]) == (20, (2,))
     assert sealed["rates"] == pytest.approx((0.3, 0.0))
+
+
+def test_a_step_whose_loss_is_not_finite_is_no_part_of_a_window(node: FakeNode) -> None:
+    """Though its gradient is finite: the window takes a step where `site.step` has seen the loss."""
+    node.script = [
+        (0, published(node, 1.0, 2.0, apply(MergeMode.REPLACE, 2, run_step=9, version=BASE, fresh=True))),
+        (2, SNAPSHOT),
+        (2, STOP),
+    ]
+    net = nn.Linear(2, 1, bias=False)
+    optimizer = atoll.ZeroOneAdam(net.parameters(), lr=0.1, weight_decay=0.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with atoll.join(net, optimizer, data_fingerprint=b"f" * 32) as site:
+        for loss in (float("inf"), 0.5):
+            net(torch.full((1, 2), 1000.0 if loss > 1 else 1.0)).sum().backward()
+            optimizer.step()
+            scheduler.step()  # the rate is that of the step
+            site.step(tokens=10, loss=loss)
+    m1 = 0.75 * 2.0
+    m2 = 0.75 * m1 + 0.25
+    assert node.values(node.snapshot, "weight") == pytest.approx((0.1 * m1 + 0.05 * m2) / 0.15, rel=1e-5)
+    (sealed,) = node.said("sealed")
+    assert (sealed["tokens"], sealed["skipped_steps"]) == (10, (1,))
+    assert sealed["rates"] == pytest.approx((0.15, 0.0))
 
 
 def test_the_memory_of_a_window_is_free_before_that_of_the_next_one_is_taken(
