@@ -150,6 +150,23 @@ def test_two_sites_of_different_shape_are_one_process_in_numpy(tmp_path: Path) -
         is_as_the_reference(run, log, ADAMW)
 
 
+def test_a_gradient_of_one_rank_that_is_not_finite_is_in_no_commit(tmp_path: Path) -> None:
+    """The other rank has a good half of it."""
+    with LocalRun(tmp_path, replace(SETTINGS, time_limits="wan")) as run:
+        run.start_coordinator()
+        start(run, "one")
+        start(run, "two", "--fsdp2", "--spoiled-call", "7", ranks=2)
+        assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0}
+        lines = (run.home("two") / "node.log").read_text().splitlines()
+        said = [line for line in lines if "is left out on rank" in line]
+        assert len(said) == 1
+        assert "a step is left out on rank 1, as a gradient is not finite" in said[0]
+        log = log_of(run)
+        assert [names for _, names in log].count(["one"]) >= 1
+        assert [sorted(names) for _, names in log].count(["one", "two"]) >= 10
+        is_as_the_reference(run, log, ADAMW)
+
+
 def test_a_site_of_two_hosts_hands_in_the_gradients_of_both(tmp_path: Path) -> None:
     with LocalRun(tmp_path, BOTH) as run:
         run.start_coordinator()

@@ -1,7 +1,7 @@
 """A small regression whose optimizer's steps are done at the nodes. It writes down each gradient that it hands in.
 
 atoll node ... -- gradient_worker.py TRACE [--optimizer adamw|onebit|zeroone|sgd] [--fsdp2] [--learning-rate RATE]
-                [--step-delay-s SECONDS] [--device cuda]
+                [--step-delay-s SECONDS] [--device cuda] [--spoiled-call N]
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ def main() -> None:
     parser.add_argument("--fsdp2", action="store_true", help="shard the model over a device mesh of the ranks")
     parser.add_argument("--step-delay-s", type=float, default=0.0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--spoiled-call", type=int, default=0, help="of site.step, with --fsdp2: the part of the last rank"
+    )
     options = parser.parse_args()
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.GELU(), torch.nn.Linear(5, 3))
@@ -56,7 +59,7 @@ def main() -> None:
     else:
         optimizer = atoll.SGD(model.parameters(), lr=options.learning_rate, momentum=0.5)
     with atoll.join(model, optimizer, data_fingerprint=bytes(32)) as site, open(options.trace, "a") as trace:
-        for (samples,) in site.loader(TensorDataset(x), BATCH_SIZE):
+        for call, (samples,) in enumerate(site.loader(TensorDataset(x), BATCH_SIZE), start=1):
             batch, step = samples.to(options.device), site.inner_step
             for group in optimizer.param_groups:
                 group["lr"] = options.learning_rate / (1 + step / 10)
@@ -67,6 +70,10 @@ def main() -> None:
             if site.rank == 0:
                 trace.write(json.dumps({"step": step, "gradients": gradients, "rates": rates}) + "\n")
                 trace.flush()
+            if call == options.spoiled_call and site.rank == site.world - 1:
+                part = next(model.parameters()).grad
+                assert isinstance(part, DTensor)
+                part.to_local()[0, 0] = float("nan")
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(options.step_delay_s)
