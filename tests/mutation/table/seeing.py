@@ -178,6 +178,22 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_crashes_said.py",),
     ),
     Mutation(
+        name="a member's words of a crash drive a terminal",
+        rule="what a member says of a crash is one line without control characters",
+        where="coordinator.core.sites.membership:Site.tells",
+        old="last_line(telemetry.last_crash)",
+        new="telemetry.last_crash",
+        tests=("tests/unit/coordinator/test_crashes_said.py",),
+    ),
+    Mutation(
+        name="a stranger's crashes are events of the run",
+        rule="crashes are said of sites that are in the run",
+        where="coordinator.core.sites.membership:Site.tells",
+        old="self.live and is_more",
+        new="is_more",
+        tests=("tests/unit/coordinator/test_crashes_said.py",),
+    ),
+    Mutation(
         name="a crash waits for the next figures",
         rule="a crash of workers is told with the next heartbeat",
         where="node.daemon.telemetry:Telemetry.beat",
