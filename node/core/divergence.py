@@ -1,6 +1,6 @@
-"""A loss that is not finite right after a commit, at a site where it was finite before: the commit's doing, not the
-site's, unless its losses were as before for some steps after it. The site begins anew from the run's state. Where the
-commit may be at fault it says so; if most sites do, the run goes back."""
+"""A loss that is not finite right after a commit, at a site where it was finite before: the commit's doing or the
+script's. The site begins anew from the run's state, and says so; if most sites do, it was the commit, and the run goes
+back. Losses that were as before for some steps after the commit speak for the script, but no site alone can tell."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ def begins_anew(ctx: Context, event: WorkersFailed) -> bool:
 
 
 def note(ctx: Context, event: WorkersFailed) -> None:
-    """Says so, if the commit may be at fault. Another window without a finite one before it is the site's own."""
+    """Says so, whoever seems at fault. Another window without a finite one before it is the site's own."""
     site = ctx.site
     assert site.version is not None
     site.finite_on = None
-    if event.by_script:
-        return
     site.diverged = m.Diverged(commit=site.version, text=event.text[:1024])
     say(ctx)
 

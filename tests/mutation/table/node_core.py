@@ -259,11 +259,11 @@ MUTATIONS = (
         tests=("tests/unit/node_core/test_divergence.py",),
     ),
     Mutation(
-        name="the script's own NaN takes the run back",
-        rule="what is known to be the script's own is not said of the commit",
+        name="a bad commit passes for each script's own",
+        rule="a site says that it diverged also where its script seems at fault: what most say decides",
         where="node.core.divergence:note",
-        old="if event.by_script:",
-        new="if False:",
+        old="    site.finite_on = None\n",
+        new="    site.finite_on = None\n    if event.by_script:\n        return\n",
         tests=("tests/unit/node_core/test_divergence.py",),
     ),
     Mutation(

@@ -158,12 +158,17 @@ def test_a_loss_that_was_not_finite_before_or_another_failure_ends_the_site() ->
     assert drive.wants(out.Exit) == out.Exit(ConfigError.exit_code, "the loss became nan")
 
 
-def test_what_the_script_has_done_itself_is_said_to_be_so_and_no_run_goes_back_for_it() -> None:
+def test_where_the_script_seems_at_fault_the_site_says_so_to_the_run_too_and_waits_for_nothing() -> None:
     drive = after_commit(started())
     diverge(drive, by_script=True)
-    assert [s for s in drive.sent() if isinstance(s, (m.Leave, m.Diverged))] == []
+    assert [s for s in drive.sent() if isinstance(s, (m.Leave, m.Diverged))] == [
+        m.Diverged(commit=1, text="the loss became nan")
+    ], "what only looks like the script's doing at each site may be the commit's"
     (said,) = [o.text for o in drive.out if isinstance(o, out.Report)]
-    assert said == "workers end by steps of their own script, restarting them from the outer state: the loss became nan"
+    assert said == (
+        "workers end since commit 1, maybe by steps of their own script, restarting them from the outer state: "
+        "the loss became nan"
+    )
     assert starts(drive), "at once: nothing is waited for"
     drive.joined()
     drive.ask(0)
@@ -171,3 +176,14 @@ def test_what_the_script_has_done_itself_is_said_to_be_so_and_no_run_goes_back_f
     drive.merged(1)
     diverge(drive, by_script=True)
     assert drive.wants(out.Exit) == out.Exit(NonFiniteError.exit_code, "the loss became nan")
+
+
+def test_where_the_script_seemed_at_fault_and_the_run_goes_back_its_new_workers_take_the_state_before() -> None:
+    drive = after_commit(started())
+    diverge(drive, by_script=True)
+    drive.joined()
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="most of them"))
+    drive.wants(out.RollBack)
+    drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
+    assert drive.core.site.diverged is None
+    assert [o for o in drive.out if isinstance(o, out.Exit)] == []
