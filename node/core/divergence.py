@@ -11,18 +11,24 @@ from atoll.protocol.errors import NonFiniteError
 
 
 def sealed(ctx: Context, event: SnapshotSealed) -> None:
-    """The loss of a window is known, and finite: the workers end at one that is not."""
+    """A window's loss, if it has one, is finite. A window without one counts as bad; but where the nodes do the steps a
+    bad one has no tokens, and one with tokens is of a script that gives its loss now and then."""
+    site, is_bad = ctx.site, not (event.tokens and ctx.settings.sync.steps_at_nodes)
     if event.num_steps:
-        ctx.site.finite_on = ctx.site.version
+        site.finite_on, site.bad_on = site.version, None
+    elif site.bad_on is None and is_bad:
+        site.bad_on = site.version
 
 
 def begins_anew(ctx: Context, event: WorkersFailed) -> bool:
-    """Whether the last window with a finite loss began from an older commit than the one that failed: the site does not
-    end, whether the commit or the script is at fault."""
+    """Whether the last window with a finite loss began from an older commit than the one that failed, and no bad one
+    between them did: the site does not end, whether the commit or the script is at fault. A row of bad windows over
+    several commits is not the last one's doing."""
     site = ctx.site
     if event.kind is not FailureKind.FATAL or event.exit_code != NonFiniteError.exit_code or site.disk.outer is None:
         return False
-    return None not in (site.finite_on, site.version) and site.finite_on != site.version
+    is_first = None not in (site.finite_on, site.version) and site.finite_on != site.version
+    return is_first and site.bad_on in (None, site.version)
 
 
 def note(ctx: Context, event: WorkersFailed) -> None:

@@ -267,6 +267,22 @@ MUTATIONS = (
         tests=("tests/unit/node_core/test_divergence.py",),
     ),
     Mutation(
+        name="the last commit is blamed for an old row of bad losses",
+        rule="a row of bad windows that began commits ago is not the last commit's doing",
+        where="node.core.divergence:begins_anew",
+        old=" and site.bad_on in (None, site.version)",
+        new="",
+        tests=("tests/unit/node_core/test_divergence.py",),
+    ),
+    Mutation(
+        name="a loss that is given now and then looks bad",
+        rule="where the nodes do the steps, a window with tokens and without a loss is not a bad one",
+        where="node.core.divergence:sealed",
+        old="not (event.tokens and ctx.settings.sync.steps_at_nodes)",
+        new="True",
+        tests=("tests/unit/node_core/test_divergence.py",),
+    ),
+    Mutation(
         name="begins anew for ever",
         rule="a second window without a finite loss is the site's own",
         where="node.core.divergence:note",
