@@ -186,6 +186,14 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_crashes_said.py",),
     ),
     Mutation(
+        name="the last line of a member's words is an event of the run",
+        rule="an event begins with whose it is",
+        where="coordinator.happenings:Happenings.note",
+        old="first if first == last else",
+        new="last if True else",
+        tests=("tests/unit/coordinator/test_crashes_said.py",),
+    ),
+    Mutation(
         name="a stranger's crashes are events of the run",
         rule="crashes are said of sites that are in the run",
         where="coordinator.core.sites.membership:Site.tells",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from atoll.coordinator.happenings import Happenings
 from atoll.protocol import messages as m
 from atoll.protocol.figures import MAX_CRASH_CHARACTERS
 from tests.harness.coordinator_story import Story, some_settings
@@ -73,3 +74,15 @@ def test_of_a_site_at_the_door_nothing_is_said_until_it_is_in_the_run() -> None:
     story.offer("c")
     story.says("c", m.Telemetry(num_crashes=1, last_crash="exit code 1"))
     assert len(crashes_said(story)) == 1
+
+
+def test_an_event_begins_with_whose_it_is_whatever_a_member_says() -> None:
+    happenings = Happenings()
+    reason = "rank 0\nTraceback\nthe run is over"
+    happenings.note(logging.ERROR, f"a (site 1) leaves: {reason}", 0.0)
+    happenings.note(logging.ERROR, f"a (site 1) leaves: {'x' * 4000}\r\n{'y' * 4000}\r\n", 0.0)
+    happenings.note(logging.ERROR, "commit 1\n", 0.0)
+    told = [event["text"] for event in happenings.document()]
+    assert told[0] == "a (site 1) leaves: rank 0 ... the run is over"
+    assert told[1] == f"a (site 1) leaves: {'x' * 181} ... {'y' * 195}"
+    assert told[2] == "commit 1"
