@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from dataclasses import asdict, dataclass
 
-from atoll.protocol.text import last_line
+from atoll.protocol.text import clean, last_line
 
 KEPT = 128
 MAX_CHARACTERS = 400
@@ -32,7 +32,9 @@ class Happenings:
         """What is for those alone who look for a fault is left out."""
         if level >= logging.INFO:
             self._num += 1
-            words = last_line(text)[:MAX_CHARACTERS]
+            # The first line says whose words the others are.
+            first, last = last_line(clean(text).strip().partition("\n")[0]), last_line(text)
+            words = (first if first == last else f"{first[: MAX_CHARACTERS // 2]} ... {last}")[:MAX_CHARACTERS]
             name = logging.getLevelName(level).lower()
             self._kept.append(Happening(number=self._num, time_s=round(time_s, 3), level=name, text=words))
 

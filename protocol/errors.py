@@ -13,7 +13,7 @@ AtollError
 |- NotYetError            early by one sync or attempt: send again
 |- PeerError              a peer could not be reached or made no progress
 |- NonFiniteError         a NaN or infinity, with the name of the tensor
-|  '- ScriptNonFinite     the steps of the site's own script made it, not a commit
+|  '- ScriptNonFinite     it looks as if steps of the site's own script made it, not a commit
 |- AverageError           a tensor that cannot be averaged, and no fault of the site that finds that out
 |- StateError             the outer state or the log on this disk cannot be used
 '- WorkerError            the site's training processes failed

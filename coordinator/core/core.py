@@ -361,7 +361,7 @@ class Core:
         if site.tells(message, self.run.now):
             times = "once" if message.num_crashes == 1 else f"{message.num_crashes} times"
             said = f"{site.label}: its workers crashed {times} since its node started"
-            self.run.report(logging.WARNING, f"{said}, last: {message.last_crash or 'its log says why'}")
+            self.run.report(logging.WARNING, f"{said}, last: {site.telemetry.last_crash or 'its log says why'}")
 
     def _logged(self, number: int, header: m.Header, message: m.Logged, ack: int) -> None:
         """The same, of what its scripts log; of sites that are in the run."""

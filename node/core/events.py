@@ -246,7 +246,7 @@ class WorkersFailed:
     num_steps: int = 0
     """That they had done, as far as they had said."""
     by_script: bool = False
-    """Values that are not finite, and the script's own steps made them."""
+    """Values that are not finite, and it looks as if the script's own steps made them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,6 +102,7 @@ class SiteState:
     num_crashes: int = 0  # of workers
     last_crash: str = ""  # why the last of them was
     finite_on: int | None = None  # the commit from which the workers' last window with a finite loss began
+    bad_on: int | None = None  # the same of the first window after that whose losses were not finite
     diverged: Diverged | None = None  # said of the commit after that
     data: DataQueue = field(default_factory=DataQueue)
     saving: Saving | None = None

@@ -201,8 +201,8 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     wait_s = _wait_s(ctx, in_a_row)
     how = "crashed"
     if begins_anew:
-        of_commit = f"end since commit {site.version}, which may be bad"
-        how = "end by steps of their own script" if event.by_script else of_commit
+        by = "maybe by steps of their own script" if event.by_script else "which may be bad"
+        how = f"end since commit {site.version}, {by}"
         divergence.note(ctx, event)
         if not event.by_script:
             wait_s = max(wait_s, ctx.limits.lease_s)  # for the run to go back

@@ -26,8 +26,8 @@ FOLD_EVERY = 256
 
 
 NUM_AS_BEFORE = 3
-"""Finite losses since a commit was taken, none higher than those of the window before: what comes then is the script's
-own."""
+"""Finite losses since a commit was taken, none higher than those of the window before: what comes then looks like the
+script's own. A commit that spoils a weight of a rare token looks so too: what most sites say decides."""
 
 
 class SpoiledError(NonFiniteError):
@@ -35,7 +35,7 @@ class SpoiledError(NonFiniteError):
 
 
 class SpoiledByScriptError(SpoiledError, ScriptNonFinite):
-    """The same, and it is no commit's doing."""
+    """The same, and it looks like no commit's doing."""
 
 
 class Losses:
@@ -141,7 +141,8 @@ class Losses:
         where = f"the loss on rank {self._rank} is not finite at {len(bad)} of the steps {steps[0]} to {steps[-1]}"
         is_own = num_as_before >= NUM_AS_BEFORE
         if is_own:
-            where += f" (after {num_as_before} steps whose losses were as before the last commit: it is not at fault)"
+            as_before = f"after {num_as_before} steps whose losses were as before the last commit"
+            where += f" ({as_before}: the script may be at fault)"
         if (name := _not_finite(held)) is not None:
             raise (SpoiledByScriptError if is_own else SpoiledError)(
                 f"{where}, and {name!r} is not finite since: the optimizer has taken such a step. Call optimizer.step "

@@ -12,7 +12,9 @@ from atoll.coordinator.core.sites.conduct import Conduct
 from atoll.coordinator.core.sync.exclusions import Start
 from atoll.coordinator.core.sync.topology import Reducer
 from atoll.protocol.digest import Digest
+from atoll.protocol.figures import MAX_CRASH_CHARACTERS
 from atoll.protocol.messages import Endpoint, FindSources, Heartbeat, Hello, LinkUse, Member, Offer, Telemetry
+from atoll.protocol.text import last_line
 
 NO_TELEMETRY = Telemetry()
 CRASH_SAID_EVERY_S = 5.0
@@ -104,6 +106,7 @@ class Site:
         """Its start before is over, with all that was known of that."""
         self.incarnation, self.evicted, self.voided_sync = incarnation, "", 0
         self.heartbeat, self.telemetry = Heartbeat(phase=""), NO_TELEMETRY
+        self.num_crashes_said = 0
 
     def heard(self, now: float) -> None:
         """It said something, or cannot be held to its silence."""
@@ -118,11 +121,12 @@ class Site:
         self.owes_since = (now if self.owes_since is None else self.owes_since) if owes_progress else None
 
     def tells(self, telemetry: Telemetry, now: float) -> bool:
-        """What it measures of itself, for people. Whether the log is to say that its workers crashed: not more often
-        than CRASH_SAID_EVERY_S, whatever a member says."""
-        self.telemetry = telemetry
-        self.num_crashes_said = min(self.num_crashes_said, telemetry.num_crashes)
-        is_news = telemetry.num_crashes > self.num_crashes_said and now >= self.crash_said_at + CRASH_SAID_EVERY_S
+        """What it measures of itself, for people: its words become one line without control characters. Whether the log
+        is to say that its workers crashed: of sites in the run, not more often than CRASH_SAID_EVERY_S, and nothing
+        anew when a number falls and rises again, whatever a member says."""
+        self.telemetry = replace(telemetry, last_crash=last_line(telemetry.last_crash)[:MAX_CRASH_CHARACTERS])
+        is_more = telemetry.num_crashes > self.num_crashes_said
+        is_news = self.live and is_more and now >= self.crash_said_at + CRASH_SAID_EVERY_S
         if is_news:
             self.num_crashes_said, self.crash_said_at = telemetry.num_crashes, now
         return is_news

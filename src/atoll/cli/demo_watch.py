@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from atoll.cli.demo_report import Totals
 from atoll.coordinator.core.view.document import RunView, SiteView
+from atoll.protocol.text import last_line
 
 
 @dataclass(slots=True)
@@ -43,7 +44,8 @@ class Watch:
             self._sites[site.name, site.incarnation] = site
             if site.telemetry.num_crashes > self._crashes.get((site.name, site.incarnation), 0):
                 self._crashes[site.name, site.incarnation] = site.telemetry.num_crashes
-                why = f": {site.telemetry.last_crash}" if site.telemetry.last_crash else ""
+                why = last_line(site.telemetry.last_crash)
+                why = f": {why}" if why else ""
                 lines.append(f"{site.name}: its workers crashed or hung{why}; logs/{site.name}.log has all of it")
             if self._site_states.get(site.name) != site.state:
                 self._site_states[site.name] = site.state

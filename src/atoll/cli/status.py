@@ -34,6 +34,7 @@ NARROW_LEAVES_OUT = ("received",)
 WIDE_FROM_COLUMNS = 100
 STATE_CHARACTERS = 40
 STUCK_FROM_S = 2.0
+NOT_IN_THE_RUN = ("starting", "gone")
 COLUMNS = ("site", "state", "step", "steps/s", "loss", "commit", "sent", "received", "busy", "state hash")
 
 
@@ -163,7 +164,11 @@ def notes(status: RunView) -> list[str]:
             for site in status.sites
             if site.contributes_every > 1
         ),
-        *(crashes_in_words(site) for site in status.sites if site.telemetry.num_crashes),
+        *(
+            crashes_in_words(site)
+            for site in status.sites
+            if site.telemetry.num_crashes and site.state_kind not in NOT_IN_THE_RUN
+        ),
         *_slow_links(status),
         *_at_the_door(status),
         *(f"a site left for good: {whole(text)}" for text in status.errors),
@@ -181,7 +186,7 @@ def notes(status: RunView) -> list[str]:
 
 def crashes_in_words(site: SiteView) -> str:
     """Of one whose workers have crashed."""
-    number, why = site.telemetry.num_crashes, site.telemetry.last_crash
+    number, why = site.telemetry.num_crashes, last_line(site.telemetry.last_crash)
     times = "once" if number == 1 else f"{number} times"
     return f"the workers of {site.name} crashed {times} since its node started{f', last: {why}' if why else ''}"
 

@@ -137,7 +137,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        name="a commit that makes losses rise is not at fault",
+        name="a commit that makes losses rise seems not at fault",
         rule="losses are as before where none is higher than those of the window before, by as much as these differ",
         where="node.worker.losses:Losses._num_as_before",
         old="<= 2 * highest - least",
@@ -146,7 +146,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="steps before a commit speak for it",
-        rule="only losses since a commit was taken say that it is not at fault",
+        rule="only losses since a commit was taken say that it may not be at fault",
         where="node.worker.losses:Losses.took_commit",
         old="self._num_before_commit = len(self._steps)",
         new="pass",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from atoll.cli.demo_report import Totals
 from atoll.cli.demo_view import View, picture
 from atoll.cli.demo_watch import KillPlan, Watch
 from atoll.cli.status import COLUMNS, table, text_lines
+from atoll.coordinator.core.view.document import RunView
 from atoll.protocol.errors import InvalidMessage
 
 
@@ -152,11 +153,21 @@ def test_sites_that_train_the_same_samples_are_told_once() -> None:
 
 def test_the_status_says_which_workers_crashed_and_why() -> None:
     telemetry = {"num_crashes": 2, "last_crash": "exit code 1: [rank 0] KeyError: 'x'"}
-    status = parse_status(document(sites=[site("a", telemetry=telemetry), site("b")]))
+    at_the_door = site("c", telemetry=telemetry, state_kind="starting", site_id=0)
+    status = parse_status(document(sites=[site("a", telemetry=telemetry), site("b"), at_the_door]))
     lines = text_lines(status).splitlines()
     assert [line for line in lines if "crashed" in line] == [
         "the workers of a crashed 2 times since its node started, last: exit code 1: [rank 0] KeyError: 'x'"
     ]
+
+
+@pytest.mark.parametrize("shown", [text_lines, lambda status: "\n".join(Watch().observe(status))])
+def test_what_a_member_says_of_a_crash_drives_no_terminal_and_begins_no_line(shown: Callable[[RunView], str]) -> None:
+    telemetry = {"num_crashes": 1, "last_crash": "x\x1b[2J\x1b]0;owned\x07\nthe run is over\x1b[31m"}
+    text = shown(parse_status(document(sites=[site("a", telemetry=telemetry)])))
+    (line,) = (line for line in text.splitlines() if "the run is over" in line)
+    assert ": the run is over\\x1b[31m" in line
+    assert "\x1b" not in text
 
 
 def test_commits_that_a_site_is_in_are_counted_once() -> None:

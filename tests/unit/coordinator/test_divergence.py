@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from atoll.protocol import messages as m
 from atoll.protocol.plans import weights
 from tests.harness.coordinator_story import Story, a_hash, some_settings
@@ -136,6 +138,16 @@ def test_strangers_have_no_word_on_it() -> None:
     assert story.goes_back_to() is None
     diverge(story, "ab", 2)
     assert story.goes_back_to() == 1
+
+
+def test_of_one_site_that_says_so_its_own_words_are_told_and_the_commit_is_not_called_bad() -> None:
+    story = run_of("abc", 2)
+    story.says("a", m.Diverged(commit=2, text="the loss is not finite (the script may be at fault)"))
+    assert story.reports[-1] == (
+        logging.ERROR,
+        "a (site 1): since commit 2 the loss is not finite (the script may be at fault)",
+    )
+    assert story.goes_back_to() is None
 
 
 def test_half_of_them_are_not_most_and_an_old_word_is_none() -> None:

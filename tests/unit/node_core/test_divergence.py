@@ -12,8 +12,9 @@ from atoll.node.core.events import AnswerKind
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, NonFiniteError
 from tests.unit.node_core.test_crashes import LIMITS, reconnected, starts, wait
+from tests.unit.node_core.test_gradients import GRADIENTS
 from tests.unit.node_core.test_in_flight import Story, committed, of, ranges
-from tests.unit.node_core.test_site import HASH, Driver, at_boundary, commit, exchanged, plan, started
+from tests.unit.node_core.test_site import HASH, Driver, at_boundary, commit, exchanged, opened, plan, started
 
 
 def diverge(drive: Driver, exit_code: int = NonFiniteError.exit_code, *, by_script: bool = False) -> None:
@@ -158,12 +159,17 @@ def test_a_loss_that_was_not_finite_before_or_another_failure_ends_the_site() ->
     assert drive.wants(out.Exit) == out.Exit(ConfigError.exit_code, "the loss became nan")
 
 
-def test_what_the_script_has_done_itself_is_said_to_be_so_and_no_run_goes_back_for_it() -> None:
+def test_where_the_script_seems_at_fault_the_site_says_so_to_the_run_too_and_waits_for_nothing() -> None:
     drive = after_commit(started())
     diverge(drive, by_script=True)
-    assert [s for s in drive.sent() if isinstance(s, (m.Leave, m.Diverged))] == []
+    assert [s for s in drive.sent() if isinstance(s, (m.Leave, m.Diverged))] == [
+        m.Diverged(commit=1, text="the loss became nan")
+    ], "what only looks like the script's doing at each site may be the commit's"
     (said,) = [o.text for o in drive.out if isinstance(o, out.Report)]
-    assert said == "workers end by steps of their own script, restarting them from the outer state: the loss became nan"
+    assert said == (
+        "workers end since commit 1, maybe by steps of their own script, restarting them from the outer state: "
+        "the loss became nan"
+    )
     assert starts(drive), "at once: nothing is waited for"
     drive.joined()
     drive.ask(0)
@@ -171,3 +177,74 @@ def test_what_the_script_has_done_itself_is_said_to_be_so_and_no_run_goes_back_f
     drive.merged(1)
     diverge(drive, by_script=True)
     assert drive.wants(out.Exit) == out.Exit(NonFiniteError.exit_code, "the loss became nan")
+
+
+def test_where_the_script_seemed_at_fault_and_the_run_goes_back_its_new_workers_take_the_state_before() -> None:
+    drive = after_commit(started())
+    diverge(drive, by_script=True)
+    drive.joined()
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="most of them"))
+    drive.wants(out.RollBack)
+    drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
+    assert drive.core.site.diverged is None
+    assert [o for o in drive.out if isinstance(o, out.Exit)] == []
+
+
+def next_commit(drive: Driver, number: int, *, num_steps: int, tokens: int = 100) -> None:
+    """A window of which so many steps count, `num_steps` with a loss, and the commit after it."""
+    drive.receive(opened(number, number - 1))
+    step = 10 * number
+    drive.ask(step)
+    assert drive.answer().kind is AnswerKind.SNAPSHOT
+    drive.sealed(step, tokens=tokens, num_steps=num_steps)
+    drive.receive(plan(number, base=number - 1))
+    exchanged(drive, number)
+    drive.receive(commit(number, number))
+    drive(e.CommitApplied(commit=number, state_hash=HASH))
+    drive(e.Published(e.Values(number)))
+    drive.ask(step, 1)
+    assert drive.answer().kind is AnswerKind.APPLY
+    drive.merged(number)
+
+
+def test_a_row_of_bad_losses_that_began_commits_ago_is_not_blamed_on_the_last_one() -> None:
+    drive = started()
+    next_commit(drive, 1, num_steps=10)
+    for number in (2, 3):
+        next_commit(drive, number, num_steps=0)
+    diverge(drive)
+    assert [s for s in drive.sent() if isinstance(s, m.Diverged)] == []
+    assert drive.wants(out.Exit) == out.Exit(NonFiniteError.exit_code, "the loss became nan")
+
+
+def test_a_row_within_one_commit_is_still_held_against_that() -> None:
+    """No site has tokens after it: no other commit comes, and windows go on from this one."""
+    drive = started()
+    next_commit(drive, 1, num_steps=10)
+    next_commit(drive, 2, num_steps=10)
+    drive.receive(opened(3, 2))
+    drive.ask(30)
+    drive.sealed(30, tokens=0, num_steps=0)
+    diverge(drive)
+    assert [s.commit for s in drive.sent() if isinstance(s, m.Diverged)] == [2]
+
+
+def test_after_another_finite_window_a_row_that_is_over_counts_no_more() -> None:
+    drive = started()
+    for number, num_steps in enumerate((10, 0, 0, 10), start=1):
+        next_commit(drive, number, num_steps=num_steps)
+    diverge(drive)
+    assert [s.commit for s in drive.sent() if isinstance(s, m.Diverged)] == [4]
+
+
+@pytest.mark.parametrize(("tokens", "blamed"), [(100, [3]), (0, [])])
+def test_where_the_nodes_do_the_steps_those_without_a_loss_count_as_bad_if_nothing_is_in_them(
+    tokens: int, blamed: list[int]
+) -> None:
+    """A script may give a loss now and then."""
+    drive = started(settings=GRADIENTS)
+    next_commit(drive, 1, num_steps=1)
+    for number in (2, 3):
+        next_commit(drive, number, num_steps=0, tokens=tokens)
+    diverge(drive)
+    assert [s.commit for s in drive.sent() if isinstance(s, m.Diverged)] == blamed
