@@ -123,10 +123,11 @@ def _with_rates(settings: RunSettings, record: Commit, group: int) -> OuterStep:
     )
 
 
-def same_rates(said: Sequence[float], others: Sequence[float]) -> bool:
-    """Whether these are the rates of one script, computed on two machines."""
+def same_rates(said: Sequence[float], others: Sequence[float], *, part: float = 1.0) -> bool:
+    """Whether these are the rates of one script, computed on two machines. `part`: of the difference allowed."""
     return len(said) == len(others) and all(
-        math.isclose(a, b, rel_tol=SAME_RATE, abs_tol=LEAST_RATE) for a, b in zip(said, others, strict=True)
+        math.isclose(a, b, rel_tol=part * SAME_RATE, abs_tol=part * LEAST_RATE)
+        for a, b in zip(said, others, strict=True)
     )
 
 

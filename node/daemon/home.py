@@ -87,6 +87,9 @@ def _lock(folder: Path) -> int:
     except OSError:
         os.close(descriptor)
         raise HostError(f"home folder {folder} is in use by another node; stop it or choose --home") from None
+    if not os.fstat(descriptor).st_nlink:
+        os.close(descriptor)
+        raise HostError(f"home folder {folder} was removed meanwhile, by a join that was refused; try again")
     return descriptor
 
 

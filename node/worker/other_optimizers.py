@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from atoll.protocol.errors import ConfigError
+
+IN_A_ROW = 17
+"""Calls of `site.step` after which an optimizer is taken for one in place of another. For fewer the other one may rest:
+by a guard, or by a GradScaler, which leaves out 16 steps at most until its scale is 1, while an inner loop makes
+throw-away optimizers."""
 
 
 class OtherOptimizers:
     """Of one rank: torch tells of the steps of all optimizers of the process."""
 
     def __init__(self, given: Sequence[torch.optim.Optimizer]) -> None:
-        self._parameters = [{id(p) for group in each.param_groups for p in group["params"]} for each in given]
-        self._places: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+        self._owners: dict[int, list[int]] = {}  # id of a parameter -> places in `given`
+        self._places = WeakKeyDictionary({each: place for place, each in enumerate(given)})
         for place, each in enumerate(given):
-            for within in optimizers_within(each):
-                self._places.setdefault(within, place)
+            for parameter in _parameters(each):
+                self._owners.setdefault(id(parameter), []).append(place)
+        for is_deep in (False, True):  # an object may be shared, and lead to those within another one
+            for place, each in enumerate(given):
+                for within in optimizers_within(each, is_deep=is_deep):
+                    self._places.setdefault(within, place)
         self._stepped: set[int] = set()  # places of those that did a step since the last call
         self._others: WeakSet[torch.optim.Optimizer] = WeakSet()  # that did one
+        self._in_a_row: dict[int, int] = {}  # by place: calls with a step of another one, since the last one of its own
         self._handle = register_optimizer_step_post_hook(self._after_step)
 
     def check(self) -> None:
-        """At each call of `site.step`. Raises ConfigError, naming it, for an optimizer that did a step of parameters
-        in place of the one that `atoll.join` was given for them."""
+        """At each call of `site.step`. Raises ConfigError, naming it, for an optimizer that does the steps of
+        parameters in place of the one that `atoll.join` was given for them."""
         stepped, others = set(self._stepped), list(self._others)
         self._stepped.clear()
         self._others.clear()
+        for place in stepped:
+            self._in_a_row.pop(place, None)
+        replaced: dict[int, torch.optim.Optimizer] = {}
         for other in others:
-            held = {id(p) for group in other.param_groups for p in group["params"]}
-            owners = {place for place, own in enumerate(self._parameters) if not own.isdisjoint(held)}
-            is_around = any(within in self._places for within in optimizers_within(other))
-            if owners and not owners & stepped and not is_around:
+            owners = {place for p in _parameters(other) for place in self._owners.get(id(p), ())}
+            if owners & stepped:
+                for place in owners:
+                    self._in_a_row.pop(place, None)
+            elif owners and not any(within in self._places for within in optimizers_within(other, is_deep=True)):
+                replaced |= dict.fromkeys(owners, other)
+        for place, other in replaced.items():
+            self._in_a_row[place] = self._in_a_row.get(place, 0) + 1
+            if self._in_a_row[place] >= IN_A_ROW:
                 raise ConfigError(
                     f"{type(other).__name__} does the steps of parameters that atoll.join was given another optimizer "
                     "for, so its state is in no checkpoint and the learning rate of a joiner does not rise in it: make "
@@ -51,17 +70,34 @@ class OtherOptimizers:
             self._stepped.add(place)
 
 
-def optimizers_within(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """It, and those that its attributes hold, also in lists and dicts."""
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def optimizers_within(optimizer: torch.optim.Optimizer, *, is_deep: bool) -> list[torch.optim.Optimizer]:
+    """It, and those that its attributes hold, also in lists and dicts; with `is_deep` also those that an object among
+    its attributes holds so."""
     found: dict[int, torch.optim.Optimizer] = {}
-    waiting: list[object] = [optimizer]
+    waiting = [optimizer]
     while waiting:
         each = waiting.pop()
-        if isinstance(each, torch.optim.Optimizer) and id(each) not in found:
-            found[id(each)] = each
-            waiting += [value for key, value in vars(each).items() if key not in ("state", "param_groups", "defaults")]
-        elif isinstance(each, (list, tuple)):
-            waiting += [value for value in each if isinstance(value, torch.optim.Optimizer)]
-        elif isinstance(each, dict):
-            waiting += [value for value in each.values() if isinstance(value, torch.optim.Optimizer)]
+        if id(each) in found:
+            continue
+        found[id(each)] = each
+        values = [value for key, value in vars(each).items() if key not in ("state", "param_groups", "defaults")]
+        if is_deep:
+            objects = [value for value in values if not isinstance(value, torch.optim.Optimizer)]
+            values += [held for value in objects for held in _attributes(value)]
+        waiting += [within for value in values for within in _optimizers_in(value)]
     return list(found.values())
+
+
+def _attributes(value: object) -> list[object]:
+    found = getattr(value, "__dict__", None)
+    return list(found.values()) if isinstance(found, dict) else []
+
+
+def _optimizers_in(value: object) -> list[torch.optim.Optimizer]:
+    """`value`, or its items, if it is a list or dict."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    return [item for item in items if isinstance(item, torch.optim.Optimizer)]

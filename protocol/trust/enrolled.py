@@ -56,7 +56,7 @@ def key_for(folder: Path, invite_id: str, disk: Disk) -> PrivateKey:
     known = load(folder)
     if known is not None and known.invite_id == invite_id:
         return certificates.key_from_pem(known.shown.key)
-    path = _pending(folder, invite_id)
+    path = pending(folder, invite_id)
     try:
         make_folder(folder.parent)  # the parents that `make_folder` makes are open to others
         make_folder(folder)
@@ -69,7 +69,8 @@ def key_for(folder: Path, invite_id: str, disk: Disk) -> PrivateKey:
         raise ConfigError(f"{path}: {error}; remove it, and join with a new invite") from None
 
 
-def _pending(folder: Path, invite_id: str) -> Path:
+def pending(folder: Path, invite_id: str) -> Path:
+    """Where the key lies until the invite has been answered."""
     return folder / f"{invite_id}.key"
 
 
@@ -92,8 +93,8 @@ def keep(
     disk.write_whole(folder / COORDINATOR, json.dumps(words).encode(), fsync=True)
     identity = certificates.to_pem(certificates.from_der(certificate)) + certificates.key_to_pem(key)
     disk.write_whole(folder / IDENTITY, identity, fsync=True)
-    for pending in folder.glob("*.key"):
-        pending.unlink()
+    for path in folder.glob("*.key"):
+        path.unlink()
 
 
 def keep_shown(folder: Path, shown: Shown, disk: Disk) -> None:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-NAMED_AFTER = 3
-"""Commits in a row with the same loss: one alone may be chance."""
+NAMED_AFTER = 8
+"""Commits in a row with the same loss: fewer may be chance where losses take few values."""
+COARSE_BITS = 16
+"""A loss of so few significant bits takes few values: one in bfloat16 has 8, one in float16 11, one in float32 24."""
+REMEMBERED = 64
+"""Commits. A loss that comes again within them takes few values too, as an error rate or a mean of coarse losses."""
 
 
 def in_words(first: str, other: str) -> str:
@@ -24,12 +28,13 @@ def in_words(first: str, other: str) -> str:
 
 class SameSamples:
     def __init__(self) -> None:
-        self._last: dict[int, float] = {}  # mean loss by site
+        self._num_commits = 0
+        self._seen: dict[float, int] = {}  # the last commit of each loss, as `_num_commits` counts; the oldest first
         self._in_a_row: Counter[tuple[int, int]] = Counter()  # commits, by site and the first one with its loss
 
     def forget(self) -> None:
         """All of it."""
-        self._last.clear()
+        self._seen.clear()
         self._in_a_row.clear()
 
     def pairs(self) -> list[tuple[int, int]]:
@@ -39,13 +44,28 @@ class SameSamples:
     def note_commit(self, losses: Mapping[int, float]) -> list[tuple[int, int]]:
         """`losses`: the mean of each contributor's window. Gives the pairs that are to be told of from now on.
 
-        A loss that is not finite, that is 0, or that does not move says nothing.
+        A loss says nothing if it is not finite, coarse, or was seen in another commit, of whichever site: a pair that
+        has it stays as it is.
         """
-        told = {i: loss for i, loss in losses.items() if math.isfinite(loss) and loss not in (0.0, self._last.get(i))}
-        self._last.update(losses)
+        told = {i: loss for i, loss in losses.items() if not _is_coarse(loss) and loss not in self._seen}
+        self._remember(losses.values())
         first: dict[float, int] = {}
         now = {(first[loss], i) for i, loss in sorted(told.items()) if first.setdefault(loss, i) != i}
-        for pair in [pair for pair in self._in_a_row if pair not in now and pair[1] in losses]:
-            del self._in_a_row[pair]
+        for first_id, i in self._in_a_row.keys() - now:
+            if i in told or (i in losses and losses.get(first_id) != losses[i]):
+                del self._in_a_row[first_id, i]
         self._in_a_row.update(now)
         return sorted(pair for pair in now if self._in_a_row[pair] == NAMED_AFTER)
+
+    def _remember(self, losses: Iterable[float]) -> None:
+        self._num_commits += 1
+        for loss in losses:
+            self._seen.pop(loss, None)
+            self._seen[loss] = self._num_commits
+        while self._seen and self._seen[oldest := next(iter(self._seen))] <= self._num_commits - REMEMBERED:
+            del self._seen[oldest]
+
+
+def _is_coarse(loss: float) -> bool:
+    """Also what is not finite, and 0."""
+    return not math.isfinite(loss) or (math.frexp(loss)[0] * 2**COARSE_BITS).is_integer()

@@ -10,6 +10,7 @@ nearly the whole average once it is back.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -24,6 +25,8 @@ from atoll.protocol.sync_settings import SyncSettings
 
 MAX_RATE = 100.0
 """Learning rate of a step, or weight decay."""
+VOTE_PART = 0.1
+"""Of the difference at which rates are others: within it two sites are for the same ones."""
 
 
 def within_ratio(ready: Sequence[Ready], covered: Sequence[int], max_ratio: int) -> tuple[int, ...]:
@@ -56,37 +59,49 @@ def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
         said=tuple(message.tokens for message in ready),
         ranges=tuple(message.ranges for message in ready),
         error_commits=tuple(message.error_commits for message in ready) if settings.error_feedback else (),
-        rates=ready[0].rates,
+        rates=_usual_rates(run, sync, attempt.ids()),
         roots=tuple(message.contributions_root for message in ready) if settings.audits else (),
         signatures=tuple(message.signature for message in ready if message.signature) if settings.audits else (),
     )
 
 
 def odd_rates(run: Run, sync: Sync, site_ids: Sequence[int]) -> dict[int, str]:
-    """Of these ready sites, those whose optimizers have other rates than most of those that were in the last commit,
-    and what is wrong: a site that has been started again is no witness. Where as many have one as another all sites
-    are counted, then the lowest id counts."""
-    by_rates: dict[tuple[float, ...], list[int]] = {}  # those of the lowest id of the sites that agree
-    for site_id in sorted(site_ids):
-        said = sync.ready[site_id].rates
-        by_rates.setdefault(next((r for r in by_rates if same_rates(r, said)), said), []).append(site_id)
-    if len(by_rates) < 2:
+    """Of these ready sites, those whose optimizers have other rates than is usual, and what is wrong."""
+    said = {site_id: sync.ready[site_id].rates for site_id in site_ids}
+    if len(set(said.values())) < 2:
         return {}
-    last = run.log.record(run.log.last)
-    known = {(c.site_id, c.incarnation) for c in last.commit.contributors} if last is not None else set()
-
-    def votes(item: tuple[tuple[float, ...], list[int]]) -> tuple[int, int]:
-        return sum(run.members.known(i).start in known for i in item[1]), len(item[1])
-
-    usual, sites = max(by_rates.items(), key=votes)  # of equal ones the first
-    others = ", ".join(map(str, sites))
+    usual = _usual_rates(run, sync, site_ids)
+    others = ", ".join(str(i) for i, rates in sorted(said.items()) if same_rates(rates, usual))
     return {
         i: f"its optimizer has the rates {list(rates)}, those of site {others} are {list(usual)} (learning rate and "
         "weight decay of each parameter group): use the same script, and set them from site.inner_step"
-        for rates, odd in by_rates.items()
-        if rates != usual
-        for i in odd
+        for i, rates in sorted(said.items())
+        if not same_rates(rates, usual)
     }
+
+
+def _usual_rates(run: Run, sync: Sync, site_ids: Sequence[int]) -> tuple[float, ...]:
+    """Those, of what these ready sites say, that most of the sites in the last commit have: a site that has been
+    started again is no witness. Where as many have one as another all sites are counted, then the lowest id counts.
+
+    Sites count for rates that are much nearer to their own than what is refused. So rates that are at the edge for one
+    honest site, and beyond it for another, have no honest site for them: fewer sites than are honest cannot have an
+    honest one refused.
+    """
+    votes: Counter[tuple[float, ...]] = Counter()
+    witnesses: Counter[tuple[float, ...]] = Counter()
+    last = run.log.record(run.log.last)
+    known = {(c.site_id, c.incarnation) for c in last.commit.contributors} if last is not None else set()
+    for site_id in sorted(site_ids):
+        rates = sync.ready[site_id].rates
+        votes[rates] += 1
+        witnesses[rates] += run.members.known(site_id).start in known
+
+    def votes_for(rates: tuple[float, ...]) -> tuple[int, int]:
+        near = [other for other in votes if same_rates(rates, other, part=VOTE_PART)]
+        return sum(witnesses[other] for other in near), sum(votes[other] for other in near)
+
+    return max(votes, key=votes_for)  # of equal ones the first
 
 
 def cut_of(run: Run, weights: WeightsRecord, site_ids: Sequence[int]) -> tuple[str, ...]:

@@ -116,7 +116,6 @@ def enrol(invite: Invite, home: Path, proxy: str = "") -> None:
     """This machine's key is certified as what the invite is for. Whatever breaks off, the same invite goes on from
     there. Raises as `joining.join` does, ConfigError or HostError."""
     import asyncio
-    import shutil
 
     from atoll.node.daemon.home import count_on, locked
     from atoll.protocol.disk import Disk
@@ -125,19 +124,35 @@ def enrol(invite: Invite, home: Path, proxy: str = "") -> None:
     from atoll.protocol.trust import enrolled
     from atoll.protocol.trust.joining import join
 
-    disk, folder, is_new = Disk(), home / enrolled.FOLDER, not home.exists()
+    disk, folder, had_home = Disk(), home / enrolled.FOLDER, home.exists()
     with locked(home):
         known = enrolled.load(folder)
         if known is not None and known.subject != invite.subject:
             raise ConfigError(f"{home} is of {known.subject}: join as {invite.subject} with another --home")
+        pending = enrolled.pending(folder, invite.invite_id)
+        had_key = pending.exists()
         key = enrolled.key_for(folder, invite.invite_id, disk)
         try:
             signed = asyncio.run(join(invite, key, invite.subject, Machine.through(proxy).network))
         except RefusedError as error:
-            if is_new and not isinstance(
-                error, InvalidMessage
-            ):  # an answer that broke on its way may be asked for again
-                shutil.rmtree(home)
+            # An answer that broke on its way may be asked for again.
+            if not had_key and not isinstance(error, InvalidMessage):
+                _take_back(home, pending, had_home=had_home)
             raise
         count_on(home, signed.incarnation, disk)
         enrolled.keep(folder, invite, key, certificate=signed.certificate, roots=signed.roots, disk=disk)
+
+
+def _take_back(home: Path, pending: Path, *, had_home: bool) -> None:
+    """Of the locked home what a refused join has made: its key, and folders that are empty without it. What cannot be
+    removed stays: the refusal is what people have to read."""
+    from contextlib import suppress
+
+    from atoll.node.daemon.home import LOCK
+
+    with suppress(OSError):
+        pending.unlink(missing_ok=True)
+        pending.parent.rmdir()
+        if not had_home and [path.name for path in home.iterdir()] == [LOCK]:
+            (home / LOCK).unlink()
+            home.rmdir()

@@ -12,6 +12,7 @@ INVITES = "tests/unit/coordinator/test_invites.py"
 AUTHORITY = "tests/unit/coordinator/test_authority.py"
 CLAIMS = "tests/unit/exchange/test_claims.py"
 ENROLLED = "tests/unit/trust/test_enrolled.py"
+REFUSED = "tests/unit/trust/test_refused_join.py"
 DIALER = "tests/unit/exchange/test_dialer.py"
 PAGES = "tests/unit/protocol/test_page_access.py"
 TOKENS = "tests/unit/trust/test_tokens.py"
@@ -873,5 +874,30 @@ MUTATIONS = (
         old="        self.persist(e.PausedRecord(self.pause_reason))\n",
         new="",
         tests=("tests/unit/coordinator/test_pause.py::test_a_run_that_is_paused_makes_no_commit_until_it_is_resumed",),
+    ),
+    Mutation(
+        name="a refused join removes the home that another one made",
+        rule="a join that is refused takes back what it made, and nothing else",
+        where="src.atoll.cli.join:_take_back",
+        old="        pending.parent.rmdir()\n"
+        "        if not had_home and [path.name for path in home.iterdir()] == [LOCK]:\n",
+        new="        __import__('shutil').rmtree(pending.parent)\n        if not had_home:\n",
+        tests=(f"{REFUSED}::test_a_home_that_somebody_enrolled_since_it_looked_stays",),
+    ),
+    Mutation(
+        name="what a refused join cannot remove hides the refusal",
+        rule="a join that is refused says why",
+        where="src.atoll.cli.join:_take_back",
+        old="with suppress(OSError):",
+        new="with suppress(KeyError):",
+        tests=(f"{REFUSED}::test_what_cannot_be_removed_does_not_hide_the_refusal",),
+    ),
+    Mutation(
+        name="the lock of a home that was removed is held",
+        rule="a home has one user at a time",
+        where="node.daemon.home:_lock",
+        old="    if not os.fstat(descriptor).st_nlink:\n",
+        new="    if False:\n",
+        tests=(f"{REFUSED}::test_a_lock_of_a_home_that_was_removed_holds_nothing",),
     ),
 )

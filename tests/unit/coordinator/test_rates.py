@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -65,6 +66,68 @@ def test_rates_that_a_script_sets_otherwise_are_not_the_same() -> None:
     assert not same_rates((1e-3, 0.1), (1.0001e-3, 0.1))
     assert not same_rates((1e-6, 0.1), (0.0, 0.1))
     assert not same_rates((1e-3, 0.1), (1e-3,))
+
+
+def rates_of_commit(story: Story, rates: Mapping[str, tuple[float, ...]]) -> tuple[float, ...]:
+    """Of the next one, in which all are that are not refused; each of them takes it."""
+    ready(story, rates)
+    story.wait(5.0)
+    in_it = contributors(story)
+    assert in_it == {name for name in rates if not story.num(name, m.Refused)}
+    for name in in_it:
+        story.done(name, "s0")
+    commit: m.Commit = story.last(min(in_it), m.Commit)
+    assert all(same_rates(commit.rates, rates[name]) for name in in_it), "what own_word.wrong_in_commit holds"
+    return commit.rates
+
+
+LEFT, RIGHT = (1e-3 * (1 - 1e-7), 0.1), (1e-3 * (1 + 1e-7), 0.1)
+"""One schedule on processors of two kinds."""
+
+
+def at_edge(rates: tuple[float, float], share: float = 0.9999) -> tuple[float, float]:
+    """The same as `rates`, just so, and others than those of a site left of it."""
+    return rates[0] * (1 + share * 1e-5), rates[1]
+
+
+def test_a_lowest_site_at_the_edge_of_some_sends_away_none_of_the_others() -> None:
+    story = story_of(*"abcdef")
+    edge = at_edge(RIGHT)
+    assert same_rates(edge, RIGHT)
+    assert not same_rates(edge, LEFT)
+    said = {"a": edge, "b": RIGHT, "c": RIGHT, "d": RIGHT, "e": LEFT, "f": LEFT}
+    assert rates_of_commit(story, said) == RIGHT
+    assert not any(story.num(name, m.Refused) for name in "bcdef")
+
+
+def test_rates_at_the_edge_get_no_votes_of_those_whom_they_agree_with() -> None:
+    """`a` would have the most, its own, those of `b` and `c` and of all but one of the others."""
+    story = story_of(*"abcdefgh")
+    edge = at_edge(RIGHT)
+    beyond = at_edge(edge, 0.9)
+    said = {"a": edge, "b": beyond, "c": beyond, "d": RIGHT, "e": RIGHT, "f": RIGHT, "g": RIGHT, "h": LEFT}
+    assert rates_of_commit(story, said) == RIGHT
+    assert not any(story.num(name, m.Refused) for name in "defgh")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_fewer_sites_than_are_honest_have_no_honest_one_refused(seed: int) -> None:
+    chance = random.Random(seed)
+    num_honest = chance.randint(2, 6)
+    num_others = chance.randint(1, num_honest - 1)
+    names = list("abcdefghijkl"[: num_honest + num_others])
+    honest = set(chance.sample(names, num_honest))
+    edges = [(1e-3 * (1 + chance.uniform(-2.5e-5, 2.5e-5)), 0.1) for _ in range(2)]
+    said = {name: chance.choice((LEFT, RIGHT) if name in honest else (*edges, at_edge(RIGHT))) for name in names}
+    story = story_of(*names)
+    rates_of_commit(story, said)
+    assert not any(story.num(name, m.Refused) for name in honest), said
+
+
+def test_one_in_the_last_place_apart_is_the_same_for_two() -> None:
+    rates = (1e-3, 0.1)
+    near = (math.nextafter(1e-3, 1), math.nextafter(0.1, 0))
+    assert rates_of_commit(story_of("a", "b"), {"a": near, "b": rates}) == near
 
 
 def test_most_sites_are_right_and_the_others_are_refused_with_both_values() -> None:

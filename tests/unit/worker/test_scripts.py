@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 import atoll
 from atoll.node.core.events import Answer, MergeMode
+from atoll.node.worker.other_optimizers import IN_A_ROW, OtherOptimizers
 from atoll.node.worker.script_checks import ScriptChecks
 from atoll.node.worker.site import Step
 from atoll.node.worker.taken_back import NUM_STEPS
@@ -311,26 +312,119 @@ def test_an_optimizer_that_is_made_anew_after_join_is_refused_by_name(node: Fake
             rest.step()
             site.step(tokens=10)
         optimizer = torch.optim.SGD(net[0].parameters(), lr=0.01)
-        train(net, optimizer, after)
-        if others:
-            rest.step()
+        for number in range(IN_A_ROW):
+            train(net, optimizer, after + number)
+            if others:
+                rest.step()
+            if number < IN_A_ROW - 1:
+                site.step(tokens=10)
         with pytest.raises(ConfigError, match=r"SGD does the steps of parameters that atoll\.join was given another"):
             site.step(tokens=10)
 
 
-def test_optimizers_within_one_that_was_given_and_around_it_and_of_other_models_pass(node: FakeNode) -> None:
+def test_calls_between_steps_of_another_optimizer_do_not_excuse_it(node: FakeNode) -> None:
+    """As where site.step is called at each microbatch; the other half's optimizer goes on."""
+    net = network()
+    given = torch.optim.SGD(net[0].parameters(), lr=0.1), torch.optim.AdamW(net[2].parameters(), lr=0.1)
+    node.script = seeded(node, 1000)
+    with atoll.join(net, given) as site:
+        anew = torch.optim.SGD(net[0].parameters(), lr=0.01)
+
+        def go_on() -> None:
+            for number in range(2 * IN_A_ROW):
+                train(net, given[1] if number % 2 else anew, number)
+                site.step(tokens=10)
+
+        with pytest.raises(ConfigError, match="SGD does the steps of parameters"):
+            go_on()
+
+
+@pytest.mark.parametrize(("num_left_out", "of_calls"), [(1, 3), (IN_A_ROW - 1, 1000)])
+def test_an_inner_loop_may_step_the_model_while_a_guard_leaves_out_outer_steps(
+    node: FakeNode, num_left_out: int, of_calls: int
+) -> None:
+    """As MAML's: the inner optimizer is thrown away with what it did."""
+    net = network()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    node.script = [*seeded(node, 60), (60, STOP)]
+    num_calls = 0
+    with atoll.join(net, optimizer) as site:
+        while site.running:
+            before = [parameter.detach().clone() for parameter in net.parameters()]
+            inner = torch.optim.SGD(net.parameters(), lr=0.1)
+            train(net, inner, num_calls)
+            with torch.no_grad():
+                for parameter, value in zip(net.parameters(), before, strict=True):
+                    parameter.copy_(value)
+            if num_calls % of_calls >= num_left_out:
+                optimizer.step()
+            num_calls += 1
+            site.step(tokens=10)
+    assert site.inner_step == 60
+    assert num_calls - 60 >= IN_A_ROW - 1, "calls whose step was left out"
+
+
+def test_an_object_that_all_that_were_given_share_makes_none_the_other() -> None:
+    """As a trainer that each refers to: a step of the second one's inner optimizer is the second one's."""
+    ends = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    inner = [torch.optim.SGD([parameter], lr=0.1) for parameter in ends]
+    given = [torch.optim.SGD([parameter], lr=0.1) for parameter in ends]
+    shared = Parts(given[0])
+    shared.all = given
+    for each, within in zip(given, inner, strict=True):
+        each.shared, each.within = shared, within  # type: ignore[attr-defined]
+    others = OtherOptimizers(given)
+    anew = torch.optim.SGD([ends[1]], lr=0.1)
+    for _ in range(2 * IN_A_ROW):
+        for parameter in ends:
+            parameter.grad = torch.ones(2)
+        anew.step()
+        inner[1].step()
+        others.check()
+    others.close()
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_one_optimizer_that_was_given_may_do_the_steps_of_two_beside_a_throw_away_one(in_turn: bool) -> None:
+    """Of the same parameter; `in_turn`: in other calls than the throw-away one."""
+    parameter = nn.Parameter(torch.ones(2))
+    given = [torch.optim.SGD([parameter], lr=0.1) for _ in range(1 if in_turn else 2)]
+    others = OtherOptimizers(given)
+    inner = torch.optim.SGD([parameter], lr=0.1)
+    parameter.grad = torch.ones(2)
+    for number in range(4 * IN_A_ROW):
+        if not in_turn or number % 2:
+            inner.step()
+        if not in_turn or not number % 2:
+            given[0].step()
+        others.check()
+    others.close()
+
+
+class Parts:
+    all: Sequence[torch.optim.Optimizer]
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+
+@pytest.mark.parametrize("held_in", [list, Parts])
+def test_optimizers_within_one_that_was_given_and_around_it_and_of_other_models_pass(
+    node: FakeNode, held_in: type[list[torch.optim.Optimizer]] | type[Parts]
+) -> None:
     """`Within` steps one that it has made; a wrapper of the script holds the one that was given, and leaves out steps;
     a discriminator that is no part of the run has its own."""
 
     class Every(torch.optim.Optimizer):
         def __init__(self, inner: torch.optim.Optimizer) -> None:
             super().__init__(inner.param_groups, {})
-            self.inner, self.num_calls = [inner], 0
+            self.held: object = Parts(inner) if held_in is Parts else [inner]
+            self.num_calls = 0
 
         def step(self, closure: None = None) -> None:  # type: ignore[override]
             self.num_calls += 1
-            if self.num_calls % 2 == 0:
-                self.inner[0].step()
+            if self.num_calls % (2 * IN_A_ROW) == 0:
+                given[1].step()
 
     class Late(torch.optim.Optimizer):
         """Makes what does its steps at the first one."""
@@ -345,14 +439,15 @@ def test_optimizers_within_one_that_was_given_and_around_it_and_of_other_models_
     given = Late(net[0].parameters(), {}), torch.optim.SGD(net[2].parameters(), lr=0.1)
     around = Every(given[1])
     own = torch.optim.SGD(discriminator.parameters(), lr=0.1)
-    node.script = [*seeded(node, 12), (12, STOP)]
+    node.script = [*seeded(node, 40), (40, STOP)]
     with atoll.join(net, given) as site:
         while site.running:
             train(discriminator, own, 0)
             train(net, given[0], 0)
             around.step()
             site.step(tokens=10)
-    assert site.inner_step == 12
+    assert site.inner_step == 40
+    assert around.num_calls == 40
 
 
 @pytest.mark.parametrize(
