@@ -5,6 +5,7 @@ ranks_together.py RANK ADDRESS: exits with 0 if all is as it was sent.
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -39,6 +40,7 @@ def main(rank: int, address: str) -> None:
             assert torch.equal(together.receive(1, 2), data[:1])
     dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads now and then end the process, or never let it end, as the interpreter does
 
 
 if __name__ == "__main__":
