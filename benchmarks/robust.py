@@ -53,7 +53,11 @@ def settings_of(mode: str, seed: int, num_syncs: int, clip: float = 1.5) -> RunS
         data="local",
         time_limits="local",
         sync=SyncSettings(
-            every=every, codec="int8", robust=mode, clip=3.0 if mode == "off" else clip, trim=2 if mode == "trim" else 1
+            every=every,
+            codec="int8",
+            robust=mode,
+            clip=SyncSettings().clip if mode in ("off", "gram") else clip,
+            trim=2 if mode == "trim" else 1,
         ),
         outer=OuterSettings(optimizer="sgd"),
     )

@@ -171,6 +171,14 @@ class SiteQuestions:
     def generation(self) -> int:
         return self.core.site.workers.generation
 
+    def crashes(self) -> tuple[int, str]:
+        """Of its workers, since its node started, and why the last one was."""
+        return self.core.site.num_crashes, self.core.site.last_crash
+
+    def blames_commit(self) -> bool:
+        """It says that its loss is not finite since the last commit."""
+        return self.core.site.diverged is not None
+
     def workers_run(self) -> bool:
         return self.core.site.workers.running
 

@@ -24,13 +24,15 @@ from atoll.protocol.resources import Resources
 ON_GPU = RankReadings(memory_bytes=5, gpu_used_bytes=3, gpu_total_bytes=8, peak_flops_per_s=1e12)
 
 
-def a_node(said: list[m.SiteMessage], machine: Machine, failed: list[BaseException]) -> Telemetry:
+def a_node(
+    said: list[m.SiteMessage], machine: Machine, failed: list[BaseException], site: SimpleNamespace | None = None
+) -> Telemetry:
     ranks = SimpleNamespace(
         group=SimpleNamespace(ranks=[SimpleNamespace(readings=r) for r in (ON_GPU, ON_GPU, RankReadings())]),
         trained_tokens=1000,
         checkpoints=CheckpointCounts(failed=4),
     )
-    core: Any = SimpleNamespace(site=SimpleNamespace(num_crashes=2, last_crash="exit code 1"), ranks=ranks)
+    core: Any = SimpleNamespace(site=site or SimpleNamespace(num_crashes=2, last_crash="exit code 1"), ranks=ranks)
     counters = Counters(sent_bytes=35, sent_contribution_bytes=10, sent_average_bytes=20, reconnects=3)
     observer: Any = SimpleNamespace(
         hub=SimpleNamespace(counters=counters), exchange_total_s=1.5, apply_total_s=0.5, num_applied=7
@@ -99,7 +101,8 @@ def test_it_says_so_now_and_then_and_never_twice_at_once(monkeypatch: pytest.Mon
         return Resources()
 
     async def main() -> None:
-        node = a_node(said, replace(Machine(), resources=stuck), [])
+        site = SimpleNamespace(num_crashes=2, last_crash="exit code 1")
+        node = a_node(said, replace(Machine(), resources=stuck), [], site)
         monkeypatch.setattr(telemetry, "EVERY_S", 0.0)
         for _ in range(5):
             node.beat()
@@ -117,7 +120,7 @@ def test_it_says_so_now_and_then_and_never_twice_at_once(monkeypatch: pytest.Mon
         node.beat()
         assert node.tasks, "a session begins"
         await asyncio.gather(*node.tasks)
-        node.core.site.num_crashes += 1
+        site.num_crashes += 1
         node.beat()
         assert node.tasks, "workers crashed"
         await end(node.tasks)

@@ -241,4 +241,4 @@ def test_who_leaves_after_the_sync_starts_no_workers_any_more() -> None:
 def test_why_they_crashed_last_is_known_in_a_line(text: str, line: str) -> None:
     drive = started()
     crash(drive, text=text)
-    assert (drive.core.site.num_crashes, drive.core.site.last_crash) == (1, line)
+    assert drive.crashes() == (1, line)
