@@ -50,7 +50,8 @@ class HostExchanges(FollowedExchanges):
         plan, self._own = begun.plan, plane.own or range(0)
         try:
             await self.processes.wait_for(plan)
-            data = sync_data(plane, plan.base_commit, plan.fragment, begun.error_commits, plane.own_part)
+            errors = begun.error_commits if begun.tokens else (0,) * len(plane.layout.fragments)  # a receiver has none
+            data = sync_data(plane, plan.base_commit, plan.fragment, errors, plane.own_part)
             if (kept := self.kept()) is not None:
                 data.is_audited, data.kept = True, kept.of(plan.sync)
                 if begun.tokens and data.kept is None:
