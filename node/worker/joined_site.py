@@ -171,7 +171,7 @@ class JoinedSite(Site):
             return self._go_on_without_a_step()
         if loss is not None:
             self._losses.add(loss, self.inner_step + 1)
-        is_left_out = bool(self._of_node) and self._left_out.is_left_out(loss, self._steps + 1)
+        is_left_out = bool(self._of_node) and self._left_out.do_or_leave_out(loss, self._steps + 1)
         self._count(0 if is_left_out else tokens)
         if self._steps == 1 and self._restored_step is not None:
             # At once: where workers crash without a step, the node lets go of the checkpoint.

@@ -29,15 +29,17 @@ class LeftOut:
         """The parameters have the values of another base."""
         self.steps = ()
 
-    def is_left_out(self, loss: Tensor | float | None, step: int) -> bool:
-        """At each call of `site.step`, the one that comes to so many steps of this rank; the optimizers then do it, or
-        hand in nothing. `loss`: a scalar. Raises ConfigError or NonFiniteError for so many in a row, ConfigError where
-        calls without a step of the optimizer go on."""
+    def do_or_leave_out(self, loss: Tensor | float | None, step: int) -> bool:
+        """At each call of `site.step`. The optimizers do the step, or hand in nothing. Returns whether it was left out.
+
+        `loss`: a scalar. `step`: the number of this step, as the rank counts. Raises ConfigError or NonFiniteError for
+        so many steps left out in a row, ConfigError where calls without a step of the optimizer go on.
+        """
         self._num_calls += 1
-        has_loss = loss is None or math.isfinite(float(loss.detach() if isinstance(loss, Tensor) else loss))
-        missing = next((o.no_step for o in self._optimizers if o.left_out == o.no_step), "")
+        is_finite = loss is None or math.isfinite(float(loss.detach() if isinstance(loss, Tensor) else loss))
+        missing = next((o.no_step for o in self._optimizers if not o.has_stepped), "")
         why = missing or next((o.left_out for o in self._optimizers if o.left_out), "")
-        why = why or ("" if has_loss else "its loss is not finite")
+        why = why or ("" if is_finite else "its loss is not finite")
         for optimizer in self._optimizers:
             if why:
                 optimizer.leave_out()
@@ -48,7 +50,7 @@ class LeftOut:
         self._in_a_row += 1
         self._num_missing += bool(missing)
         self.steps = (*self.steps, step)
-        self.num += has_loss
+        self.num += is_finite
         self._check(why, is_missing=bool(missing))
         if self._in_a_row == 1:
             sys.stderr.write(

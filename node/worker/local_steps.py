@@ -76,9 +76,8 @@ class LocalWindow:
     ) -> None:
         """Moves the parameters, in place. One without a gradient has one of 0. `given`: learning rate and weight decay
         of each group."""
-        for number, group in enumerate(
-            groups[: len(given) // 2]
-        ):  # one that was added since is refused at the snapshot
+        # A group that was added since is refused at the snapshot.
+        for number, group in enumerate(groups[: len(given) // 2]):
             rate, decay = given[2 * number : 2 * number + 2]
             rates, decays = self._sums.get(number, (0.0, 0.0))
             self._sums[number], self._last_decay[number] = (rates + rate, decays + rate * decay), decay

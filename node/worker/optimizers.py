@@ -128,13 +128,18 @@ class NodeOptimizer(torch.optim.Optimizer):
         self._gradients = gradients
 
     @property
+    def has_stepped(self) -> bool:
+        """Since the last `site.step`."""
+        return self._gradients is not None
+
+    @property
     def no_step(self) -> str:
         return f"{self._name} did no step"
 
     @property
     def left_out(self) -> str:
         """Why nothing of the last step is averaged; empty if it is."""
-        if self._gradients is None:
+        if not self.has_stepped:
             return self.no_step
         return "" if self._is_finite else "a gradient is not finite"
 

@@ -58,9 +58,8 @@ class ScriptState:
                 raise ConfigError(f'state["{name}"] is an optimizer given to atoll.join, whose state is kept anyhow')
         self._kept = kept
         self._owners = [o for item in kept.values() for o in (getattr(item, "optimizer", None), *_several(item))]
-        self._rated = [
-            o for o in optimizers if any(o is owner for owner in self._owners)
-        ]  # by schedulers that are kept
+        # By schedulers that are kept.
+        self._rated = [o for o in optimizers if any(o is owner for owner in self._owners)]
         self.taken()
 
     def has_scheduler_of(self, optimizer: torch.optim.Optimizer) -> bool:

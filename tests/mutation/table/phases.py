@@ -247,7 +247,7 @@ MUTATIONS = (
     Mutation(
         name="a step that is left out in a window goes unnoticed",
         rule="each step of a window has its learning rate, and one that was left out no tokens",
-        where="node.worker.left_out:LeftOut.is_left_out",
+        where="node.worker.left_out:LeftOut.do_or_leave_out",
         old="                optimizer.leave_out()\n",
         new="                pass\n",
         tests=("tests/unit/worker/test_local_steps.py", "tests/unit/worker/test_left_out.py"),
@@ -255,7 +255,7 @@ MUTATIONS = (
     Mutation(
         name="a step that is left out for its loss is averaged",
         rule="a step whose loss is not finite is left out",
-        where="node.worker.left_out:LeftOut.is_left_out",
+        where="node.worker.left_out:LeftOut.do_or_leave_out",
         old="            if why:\n                optimizer",
         new="            if missing:\n                optimizer",
         tests=("tests/unit/worker/test_local_steps.py",),
