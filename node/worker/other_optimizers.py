@@ -21,18 +21,16 @@ class OtherOptimizers:
     """Of one rank: torch tells of the steps of all optimizers of the process."""
 
     def __init__(self, given: Sequence[torch.optim.Optimizer]) -> None:
-        self._owners: dict[int, list[int]] = {}  # id of a parameter -> places in `given`
+        self._owned = {id(parameter) for each in given for parameter in _parameters(each)}
         self._places = WeakKeyDictionary({each: place for place, each in enumerate(given)})
-        for place, each in enumerate(given):
-            for parameter in _parameters(each):
-                self._owners.setdefault(id(parameter), []).append(place)
         for is_deep in (False, True):  # an object may be shared, and lead to those within another one
             for place, each in enumerate(given):
                 for within in optimizers_within(each, is_deep=is_deep):
                     self._places.setdefault(within, place)
         self._stepped: set[int] = set()  # places of those that did a step since the last call
         self._others: WeakSet[torch.optim.Optimizer] = WeakSet()  # that did one
-        self._in_a_row: dict[int, int] = {}  # by place: calls with a step of another one, since the last one of its own
+        # By id of a parameter: calls with a step of another one, since the last one of an optimizer that holds it.
+        self._in_a_row: dict[int, int] = {}
         self._handle = register_optimizer_step_post_hook(self._after_step)
 
     def check(self) -> None:
@@ -41,19 +39,20 @@ class OtherOptimizers:
         stepped, others = set(self._stepped), list(self._others)
         self._stepped.clear()
         self._others.clear()
-        for place in stepped:
-            self._in_a_row.pop(place, None)
+        if not others and not self._in_a_row:
+            return
+        # As their groups are now: an optimizer that was made for half of the parameters may have taken them out there.
+        its_own = {id(p) for each, place in self._places.items() if place in stepped for p in _parameters(each)}
+        for own in its_own & self._in_a_row.keys():
+            del self._in_a_row[own]
         replaced: dict[int, torch.optim.Optimizer] = {}
         for other in others:
-            owners = {place for p in _parameters(other) for place in self._owners.get(id(p), ())}
-            if owners & stepped:
-                for place in owners:
-                    self._in_a_row.pop(place, None)
-            elif owners and not any(within in self._places for within in optimizers_within(other, is_deep=True)):
-                replaced |= dict.fromkeys(owners, other)
-        for place, other in replaced.items():
-            self._in_a_row[place] = self._in_a_row.get(place, 0) + 1
-            if self._in_a_row[place] >= IN_A_ROW:
+            left = [id(p) for p in _parameters(other) if id(p) in self._owned - its_own]
+            if left and not any(within in self._places for within in optimizers_within(other, is_deep=True)):
+                replaced |= dict.fromkeys(left, other)
+        for parameter, other in replaced.items():
+            self._in_a_row[parameter] = self._in_a_row.get(parameter, 0) + 1
+            if self._in_a_row[parameter] >= IN_A_ROW:
                 raise ConfigError(
                     f"{type(other).__name__} does the steps of parameters that atoll.join was given another optimizer "
                     "for, so its state is in no checkpoint and the learning rate of a joiner does not rise in it: make "

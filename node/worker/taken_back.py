@@ -10,6 +10,7 @@ at two updates, of the same tensor, this ends the site with the tensor's name; o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -52,6 +53,7 @@ class TakenBack:
         self._trail: list[list[Tensor]] = []  # after the update, and after each step
         self._gradients: list[list[Tensor]] = []  # of each of these steps
         self._strikes: set[int] = set()
+        self._most_steps = 0  # that were watched after an update
         self._handles: list[RemovableHandle] = []
 
     @contextmanager
@@ -107,6 +109,7 @@ class TakenBack:
         gradients = [_on_host(values) for values in self._gradients]
         self._before, self._trail, self._gradients = [], [], []
         self._left -= 1
+        self._most_steps = max(self._most_steps, len(trail) - 1)
         update, changes = trail[0] - before, [later - earlier for earlier, later in pairwise(trail)]
         squares = torch.stack([change.square().sum(1) for change in changes])
         moved = squares > 0  # an expert without a token, a layer that rests, moves in few steps
@@ -131,6 +134,11 @@ class TakenBack:
             )
         if self._left == 0:
             self.close()
+            if self._most_steps < MIN_MOVES:
+                sys.stderr.write(
+                    "atoll: an update comes after each step, so that an optimizer with weights of its own which take "
+                    "it back cannot be told from one that trains; with sync.every of 2 or more it would be named\n"
+                )
 
     def _ordered(self) -> list[Held]:
         """As `_sample` has them: by device."""

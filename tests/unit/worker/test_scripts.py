@@ -63,7 +63,9 @@ def seeded(node: FakeNode, next_step: int = BETWEEN) -> list[tuple[int, Answer |
     return [(0, SNAPSHOT), (0, take)]
 
 
-def updates(node: FakeNode, num: int, mode: MergeMode = REPLACE) -> list[tuple[int, Answer | Callable[[], Answer]]]:
+def updates(
+    node: FakeNode, num: int, mode: MergeMode = REPLACE, *, between: int = BETWEEN
+) -> list[tuple[int, Answer | Callable[[], Answer]]]:
     """Each moves every weight at random, by much more than a step does."""
 
     def update(number: int) -> Callable[[], Answer]:
@@ -72,13 +74,13 @@ def updates(node: FakeNode, num: int, mode: MergeMode = REPLACE) -> list[tuple[i
             sealed = torch.frombuffer(node.snapshot, dtype=torch.float32)
             moved = torch.frombuffer(node.publish, dtype=torch.float32)
             moved.copy_(sealed + 0.5 * torch.randn(len(sealed), generator=generator))
-            return apply(mode, (number + 2) * BETWEEN, version=number + 1)
+            return apply(mode, (number + 2) * between, version=number + 1)
 
         return take
 
     questions: list[tuple[int, Answer | Callable[[], Answer]]] = []
     for number in range(num):
-        questions += [((number + 1) * BETWEEN, SNAPSHOT), ((number + 1) * BETWEEN, update(number))]
+        questions += [((number + 1) * between, SNAPSHOT), ((number + 1) * between, update(number))]
     return questions
 
 
@@ -140,6 +142,21 @@ def test_an_optimizer_that_takes_updates_back_is_refused_by_name(node: FakeNode,
         with pytest.raises(ConfigError, match=words):
             go_on()
     assert site.inner_step <= 3 * BETWEEN + BETWEEN, "the second update showed it"
+
+
+@pytest.mark.parametrize("between", [1, 2])
+def test_that_updates_after_each_step_show_nothing_is_said_once(
+    node: FakeNode, between: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    node.script = [*seeded(node, between), *updates(node, 8, between=between), (9 * between, STOP)]
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+        while site.running:
+            train(net, optimizer, site.inner_step)
+            site.step(tokens=1)
+    assert len(node.said("merged")) == 9
+    assert capfd.readouterr().err.count("an update comes after each step") == (between == 1)
 
 
 @pytest.mark.parametrize("mode", [REPLACE, MERGE])
@@ -316,6 +333,25 @@ def test_an_optimizer_that_is_made_anew_after_join_is_refused_by_name(node: Fake
             train(net, optimizer, after + number)
             if others:
                 rest.step()
+            if number < IN_A_ROW - 1:
+                site.step(tokens=10)
+        with pytest.raises(ConfigError, match=r"SGD does the steps of parameters that atoll\.join was given another"):
+            site.step(tokens=10)
+
+
+def test_an_optimizer_that_is_made_anew_for_half_of_the_parameters_is_refused_by_name(node: FakeNode) -> None:
+    """As for a head with rates of its own from some step on; the one that was given goes on for the rest."""
+    net = network()
+    optimizer = torch.optim.AdamW([{"params": net[0].parameters()}, {"params": net[2].parameters()}], lr=0.1)
+    node.script = seeded(node, 1000)
+    with atoll.join(net, optimizer) as site:
+        for number in range(IN_A_ROW):
+            train(net, optimizer, number)
+            site.step(tokens=10)
+        of_head = torch.optim.SGD(optimizer.param_groups.pop()["params"], lr=0.01)
+        for number in range(IN_A_ROW):
+            train(net, optimizer, number)
+            of_head.step()
             if number < IN_A_ROW - 1:
                 site.step(tokens=10)
         with pytest.raises(ConfigError, match=r"SGD does the steps of parameters that atoll\.join was given another"):
