@@ -7,6 +7,7 @@ gradient_rank.py TRACE --width WIDTH --layers LAYERS --steps STEPS [--optimizer 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 
@@ -44,8 +45,8 @@ def main() -> None:
             for _ in range(options.steps):
                 step(model, optimizer, batch)
                 trace.write(f"{time.monotonic()}\n")
-            dist.destroy_process_group()
-            return
+            trace.flush()
+            os._exit(0)  # a thread of gloo's that is still there as Python ends aborts the process
         optimizer = getattr(atoll, options.optimizer)(model.parameters(), lr=1e-4)
         with atoll.join(model, optimizer) as site:
             while site.running:

@@ -112,7 +112,7 @@ class Run(RunOutputs):
         self.rollbacks = list(persisted.all(e.RollbackRecord))
         self.left_out = LeftOut(persisted.all(e.ExclusionRecord), self.log.records, settings.sync.all_fragments)
         self._leave_out_again(persisted.all(e.ExclusionRecord))
-        self.stragglers = Stragglers()
+        self.stragglers = Stragglers(is_late_void=settings.sync.steps_at_nodes)
         self.norms = Norms()
         self.same_samples = SameSamples()
         self.curves = Curves(persisted.all(e.CurveRecord), now)

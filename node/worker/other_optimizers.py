@@ -47,9 +47,9 @@ class OtherOptimizers:
             del self._in_a_row[own]
         replaced: dict[int, torch.optim.Optimizer] = {}
         for other in others:
-            left = [id(p) for p in _parameters(other) if id(p) in self._owned - its_own]
-            if left and not any(within in self._places for within in optimizers_within(other, is_deep=True)):
-                replaced |= dict.fromkeys(left, other)
+            its = [id(p) for p in _parameters(other) if id(p) in self._owned]
+            if its and not any(within in self._places for within in optimizers_within(other, is_deep=True)):
+                replaced |= dict.fromkeys(its, other)
         for parameter, other in replaced.items():
             self._in_a_row[parameter] = self._in_a_row.get(parameter, 0) + 1
             if self._in_a_row[parameter] >= IN_A_ROW:

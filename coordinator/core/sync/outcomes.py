@@ -280,7 +280,8 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         if before != contributor.record():
             run.persist(contributor.record())
     waited_for = sync.expected - sync.late - set(sync.ready) - run.resting.turns(plan.sync)
-    run.stragglers.note_commit(ids, waited_for)
+    since = sync.first_ready_at if sync.first_ready_at is not None else attempt.planned_at
+    run.stragglers.note_commit(ids, waited_for, attempt.planned_at - since, run.now)
     for site_id in run.norms.note_commit(attempt) if run.settings.sync.robust != "off" else ():
         run.report(logging.WARNING, norm_in_words(run, run.members.known(site_id)))
     for pair in run.same_samples.note_commit({i: loss for i, loss in sync.losses.items() if i in ids}):

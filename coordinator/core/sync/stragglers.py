@@ -1,10 +1,12 @@
 """Who will be ready in time, from what each site's steps took before; and how long the others wait for it. Pure.
 
-A site that is slower than most is not waited for: it receives, trains on, and contributes when it is ready.
+A site that is slower than most is not waited for: it receives, trains on, and contributes when it is ready. Where sites
+exchange at every step, what comes late is void, so it is waited for again at times: else it never would contribute.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -14,6 +16,8 @@ from typing import NamedTuple
 REMEMBERED = 8
 """Windows of each site."""
 SPREADS = 2
+PATIENT_SHARE = 1 / 16
+"""Of their time, at most, the others wait again for a site that they waited for in vain; half of it the next time."""
 SLACK = 0.1
 """Of what a window takes: so much longer the others wait."""
 
@@ -35,15 +39,23 @@ class Window(NamedTuple):
     least_slack_s: float
 
 
+class _InVain(NamedTuple):
+    times: int
+    until: float
+    """So long it is not waited for."""
+
+
 class Stragglers:
     """Of each site: the seconds of one step in its last windows, since when it trains from its base, and whether it was
     waited for in vain."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_late_void: bool = False) -> None:
+        """`is_late_void`: what a site trained for one sync counts in no other one."""
+        self._is_late_void = is_late_void
         self._windows: dict[int, deque[float]] = {}
         self._step_s: dict[int, float] = {}  # median and spread of them
         self._based_at: dict[int, float] = {}  # when its last contribution was through, and the next window opened
-        self._in_vain: set[int] = set()
+        self._in_vain: dict[int, _InVain] = {}
 
     def note_ready(self, site_id: int, num_steps: int, train_s: float) -> None:
         """So many steps took the site so long."""
@@ -54,10 +66,16 @@ class Stragglers:
         median = statistics.median(windows)
         self._step_s[site_id] = median + SPREADS * statistics.median(abs(s - median) for s in windows)
 
-    def note_commit(self, contributors: Collection[int], waited_for: Iterable[int]) -> None:
-        """Whoever was waited for in vain may hang."""
-        self._in_vain.update(waited_for)
-        self._in_vain.difference_update(contributors)
+    def note_commit(
+        self, contributors: Collection[int], waited_for: Iterable[int], waited_s: float, now: float
+    ) -> None:
+        """Whoever was waited for in vain, so long, may hang."""
+        for site_id in waited_for:
+            times = self._in_vain[site_id].times + 1 if site_id in self._in_vain else 1
+            without_s = waited_s / PATIENT_SHARE * 2.0 ** (times - 1) if self._is_late_void else math.inf
+            self._in_vain[site_id] = _InVain(times, now + without_s)
+        for site_id in contributors:
+            self._in_vain.pop(site_id, None)
 
     def note_opening(self, contributors: Collection[int], now: float) -> None:
         """The next sync is open: contributors to the one before train for it."""
@@ -69,7 +87,7 @@ class Stragglers:
         self._windows.pop(site_id, None)
         self._step_s.pop(site_id, None)
         self._based_at.pop(site_id, None)
-        self._in_vain.discard(site_id)
+        self._in_vain.pop(site_id, None)
 
     def window_s(self, site_id: int, num_steps: int) -> float | None:
         """How long so many steps take there; None if nothing is known."""
@@ -101,7 +119,7 @@ class Stragglers:
         worth_it = [i for i in waiting if i not in late]
         if not worth_it:
             return Patience(first_ready_at, late)
-        if any(i not in self._step_s for i in worth_it):
+        if any(i not in self._step_s and i not in self._in_vain for i in worth_it):
             return Patience(fallback, late)
         slack_s = max(SLACK * typical_s, window.least_slack_s)
         return Patience(min(fallback, max(first_ready_at, window.opened_at + typical_s) + slack_s), late)
@@ -112,7 +130,11 @@ class Stragglers:
         if typical_s is None:
             return frozenset()
         until = window.opened_at + typical_s + max(SLACK * typical_s, window.least_slack_s)
-        return frozenset(i for i in sites if i in self._in_vain or self._ready_at(i, window) > until)
+        return frozenset(i for i in sites if self._may_hang(i, window) or self._ready_at(i, window) > until)
+
+    def _may_hang(self, site_id: int, window: Window) -> bool:
+        known = self._in_vain.get(site_id)
+        return known is not None and window.opened_at < known.until
 
     def _ready_at(self, site_id: int, window: Window) -> float:
         """A site that missed syncs has trained on since its base. When its own window is over, its node plans to be

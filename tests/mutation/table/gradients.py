@@ -6,6 +6,7 @@ CORE = ("tests/unit/node_core/test_gradients.py",)
 RATES = ("tests/unit/coordinator/test_rates.py",)
 WORKER = ("tests/unit/worker/test_worker_optimizers.py",)
 UPDATE = ("tests/unit/dataplane/test_adamw.py",)
+STRAGGLERS = "tests/unit/coordinator/test_stragglers.py"
 LENGTH = ("tests/unit/protocol/test_log_length.py",)
 
 MUTATIONS = (
@@ -26,6 +27,30 @@ MUTATIONS = (
         old="    if not ctx.settings.sync.steps_at_nodes or not late:\n",
         new="    if True:\n",
         tests=CORE,
+    ),
+    Mutation(
+        name="a site that was late once is never waited for again where sites exchange at every step",
+        rule="a site that keeps the pace of the others contributes",
+        where="coordinator.core.run:Run.__init__",
+        old="Stragglers(is_late_void=settings.sync.steps_at_nodes)",
+        new="Stragglers()",
+        tests=(f"{STRAGGLERS}::test_one_late_step_does_not_keep_a_site_out_of_an_exchange_at_every_step",),
+    ),
+    Mutation(
+        name="a site that hangs is waited for as often each time",
+        rule="whoever never comes costs the others ever less",
+        where="coordinator.core.sync.stragglers:Stragglers.note_commit",
+        old=" * 2.0 ** (times - 1)",
+        new="",
+        tests=(f"{STRAGGLERS}::test_where_what_comes_late_is_void_it_is_waited_for_again_ever_more_seldom",),
+    ),
+    Mutation(
+        name="a site of which nothing is known is waited for in full again and again",
+        rule="whoever never comes costs the others ever less",
+        where="coordinator.core.sync.stragglers:Stragglers.patience",
+        old="i not in self._step_s and i not in self._in_vain",
+        new="i not in self._step_s",
+        tests=(f"{STRAGGLERS}::test_of_whom_nothing_is_known_is_not_waited_for_longer_the_second_time",),
     ),
     Mutation(
         name="samples of a dropped gradient are done",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from atoll.coordinator.core.sync.stragglers import Patience, Stragglers, Window
 from atoll.protocol import messages as m
+from atoll.protocol.outer_settings import OuterSettings
 from tests.harness.coordinator_story import Story, some_settings
 
 STEPS = 100
 
 
-def sites(**window_s: float) -> Stragglers:
+def sites(*, is_late_void: bool = False, **window_s: float) -> Stragglers:
     """a, b, ... are sites 1, 2, ...; each has had some windows of that length."""
-    stragglers = Stragglers()
+    stragglers = Stragglers(is_late_void=is_late_void)
     for i, seconds in enumerate(window_s.values()):
         for _ in range(3):
             stragglers.note_ready(i + 1, STEPS, seconds)
@@ -74,10 +76,33 @@ def test_who_missed_a_sync_is_expected_when_its_own_window_is_over() -> None:
 def test_who_was_waited_for_in_vain_is_not_waited_for_again_until_it_contributes() -> None:
     stragglers = sites(a=10, b=10, c=10)
     assert patience(stragglers, [3], [1, 2, 3]) == Patience(1011.0, frozenset())
-    stragglers.note_commit((1, 2), {3})
+    stragglers.note_commit((1, 2), {3}, 1.0, 0.0)
     assert patience(stragglers, [3], [1, 2, 3]).late == {3}, "it may hang"
-    stragglers.note_commit((1, 2, 3), ())
+    stragglers.note_commit((1, 2, 3), (), 1.0, 0.0)
     assert patience(stragglers, [3], [1, 2, 3]).late == frozenset()
+
+
+def test_where_what_comes_late_is_void_it_is_waited_for_again_ever_more_seldom() -> None:
+    stragglers = sites(is_late_void=True, a=10, b=10, c=10)
+    opened_at = 1000.0
+    for without_s in (16.0, 32.0, 64.0):
+        stragglers.note_commit((1, 2), {3}, 1.0, opened_at - without_s + 0.5)
+        assert patience(stragglers, [3], [1, 2, 3]).late == {3}
+        stragglers.note_commit((1, 2), (), 1.0, opened_at)
+        assert patience(stragglers, [3], [1, 2, 3]).late == {3}, "a commit without a wait changes nothing"
+        stragglers.note_opening((1, 2), opened_at)
+    stragglers.note_commit((1, 2), {3}, 1.0, opened_at - 128.0)
+    assert patience(stragglers, [3], [1, 2, 3]) == Patience(1011.0, frozenset()), "as long as for any other"
+    stragglers.note_commit((1, 2, 3), (), 0.0, opened_at)
+    stragglers.note_commit((1, 2), {3}, 1.0, opened_at - 16.0)
+    assert patience(stragglers, [3], [1, 2, 3]).late == frozenset(), "after a contribution it is a first time again"
+
+
+def test_of_whom_nothing_is_known_is_not_waited_for_longer_the_second_time() -> None:
+    stragglers = sites(is_late_void=True, a=10, b=10)
+    assert patience(stragglers, [3], [1, 2, 3]).until == 1040.0
+    stragglers.note_commit((1, 2), {3}, 1.0, 0.0)
+    assert patience(stragglers, [3], [1, 2, 3]) == Patience(1011.0, frozenset())
 
 
 def test_who_becomes_faster_is_waited_for_again() -> None:
@@ -134,3 +159,37 @@ def test_who_is_ready_and_does_not_come_back_is_not_waited_for_longer_than_the_g
     plan: m.Plan = story.last("a", m.Plan)
     assert plan.attempt == 2
     assert [c.site_id for c in plan.contributors] == [1, 3, 4]
+
+
+def test_one_late_step_does_not_keep_a_site_out_of_an_exchange_at_every_step() -> None:
+    """Its gradients are as fast as those of the other one, but for the time that it hears of commits later."""
+    settings = some_settings(steps=100_000, quorum=1, min_sites=2, outer=OuterSettings(optimizer="adamw", momentum=0.9))
+    story = Story(replace(settings, sync=replace(settings.sync, strategy="gradient", every=1)))
+    story.start("a", "b")
+
+    def commit(*names: str) -> None:
+        number = story.last_commit()
+        for name in names:
+            story.done(name, f"s{number}", commit=number)
+        for name in "ab":
+            story.applied(name, number + 1, f"s{number + 1}")
+
+    def train(*names: str) -> None:
+        story.wait(0.25)
+        for name in names:
+            story.ready(name, train=0.25)
+
+    for _ in range(3):
+        train("a", "b")
+        commit("a", "b")
+    train("a")
+    story.wait(story.limits.lease_s)
+    waited_s, began = story.limits.lease_s / 2, story.now
+    assert story.contributor_ids() == [1], "b was waited for"
+    while story.weighed_plan() is not None and story.now < began + 20 * waited_s:
+        commit("a")
+        train("a")
+    assert story.now - began > 16 * waited_s - 1
+    story.ready("b", train=0.25)
+    assert story.weighed_plan() is not None, "it was waited for again"
+    assert story.contributor_ids() == [1, 2]
