@@ -241,8 +241,9 @@ class Site:
         self._batches = self._lease(num_shards, 1, SHARDS_AHEAD, of_shards=True)
         return shards(self._batches, num_shards, lambda: self.running)
 
-    def shard(self, stream: Iterable[Item]) -> Iterator[Item]:
+    def shard(self, stream: Iterable[Item], *, by_site: bool = False) -> Iterator[Item]:
         """This rank's items of a stream that all sites read alike: one in `num_sites` times the data ranks of a site.
+        `by_site`: one in `num_sites`, where the ranks of a site have divided the stream among themselves.
 
         Nothing is leased: the division changes when `num_sites` does, a restart begins the stream again, and no account
         is kept. Where each sample is to count once, use `shards` or `loader`.
@@ -251,8 +252,8 @@ class Site:
         for place, item in enumerate(stream):
             if not self.running:
                 return
-            num_readers = self._num_data_ranks
-            if place % (self.num_sites * num_readers) == self.index * num_readers + self._reader:
+            num_readers, reader = (1, 0) if by_site else (self._num_data_ranks, self._reader)
+            if place % (self.num_sites * num_readers) == self.index * num_readers + reader:
                 yield item
 
     def _check_first(self, what: str) -> None:

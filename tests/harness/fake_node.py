@@ -175,10 +175,11 @@ def apply(
     data_epoch: int = 0,
     site_index: int = 0,
     num_sites: int = 0,
+    run_length: int = 0,
 ) -> Answer:
     return Answer(
         kind=AnswerKind.APPLY, mode=mode, next_step=next_step, run_step=run_step, version=version, fresh=fresh,
-        data_epoch=data_epoch, site_index=site_index, num_sites=num_sites,
+        data_epoch=data_epoch, site_index=site_index, num_sites=num_sites, run_length=run_length,
     )  # fmt: skip
 
 

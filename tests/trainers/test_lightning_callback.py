@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 pytest.importorskip("lightning", reason="lightning is not installed: make test-more")
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from atoll.integrations import training as training_module
 from atoll.integrations.lightning import SiteCallback
@@ -33,6 +35,7 @@ class Line(LightningModule):
         self.net = nn.Linear(1, 1)
         self.rates: list[float] = []
         self.seen: list[float] = []
+        self.losses: list[float] = []
         self.num_epochs = 0
         self.length = 0.0
 
@@ -40,6 +43,7 @@ class Line(LightningModule):
         if batch_idx % 2 == 0:
             self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
         loss: Tensor = (self.net(batch[0]) - batch[1]).square().mean()
+        self.losses.append(loss.item())
         self.log("train_loss", loss)
         return loss
 
@@ -57,12 +61,17 @@ class Line(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def test_a_late_joiner_trains_to_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two batches of 2 a step, three steps an epoch, of which the trainer was to do one."""
-    node = FakeNode()
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    fake = FakeNode()
     for module in (join_module, training_module):
-        monkeypatch.setattr(module, "connect", lambda: node.connection(SETTINGS))
-    monkeypatch.setattr(joined_site, "disconnect", node.close)
+        monkeypatch.setattr(module, "connect", lambda: fake.connection(SETTINGS))
+    monkeypatch.setattr(joined_site, "disconnect", fake.close)
+    return fake
+
+
+def test_a_late_joiner_trains_to_the_end_of_the_run(node: FakeNode) -> None:
+    """Two batches of 2 a step, three steps an epoch, of which the trainer was to do one."""
     node.script = [(0, apply(MergeMode.REPLACE, 7, run_step=3, fresh=True)), (7, SNAPSHOT), (7, STOP)]
     model, site = Line(), SiteCallback(ramp_steps=0)
     trainer = Trainer(
@@ -78,6 +87,7 @@ def test_a_late_joiner_trains_to_the_end_of_the_run(monkeypatch: pytest.MonkeyPa
     assert model.rates == pytest.approx([0.1 / (1 + step) for step in range(3, 10)])
     (sealed,) = node.said("sealed")
     assert (sealed["tokens"], sealed["num_samples_used"], sealed["num_steps"]) == (28, 28, 7)
+    assert sealed["loss_sum"] == pytest.approx(sum(model.losses) / 2), "two batches a step"
     assert model.num_epochs >= 2
     assert set(model.seen[:2]) == {node.values(node.publish, "net.weight").item()}, "validation of outer parameters"
     logged = [value for said in node.said("logged") for value in said["values"]]
@@ -86,6 +96,51 @@ def test_a_late_joiner_trains_to_the_end_of_the_run(monkeypatch: pytest.MonkeyPa
     assert logged[0].value == pytest.approx(model.seen[0])
     assert [said["what"] for said in node.said("busy")][:2] == ["the trainer's validation", ""]
     assert node.said("goodbye") == [{"run_over": True}]
+
+
+def fitted(model: LightningModule, site: SiteCallback, *callbacks: Any, **options: Any) -> Trainer:
+    trainer = Trainer(
+        accelerator="cpu", logger=False, callbacks=[*callbacks, site], enable_progress_bar=False,
+        use_distributed_sampler=False, enable_model_summary=False, **options,
+    )  # fmt: skip
+    trainer.fit(model, site.loader(POINTS, 2))
+    return trainer
+
+
+@pytest.mark.parametrize("run_length", [0, 20], ids=["as-it-began", "changed-before"])
+def test_a_schedule_that_asks_for_the_length_follows_a_new_one(
+    node: FakeNode, capsys: pytest.CaptureFixture[str], run_length: int
+) -> None:
+    """An operator sets 20 steps in the place of 10. Schedules are the script's: whichever does not ask is said."""
+    node.script = [
+        (0, apply(MergeMode.REPLACE, 2, run_step=4, fresh=True, run_length=run_length)), (2, SNAPSHOT),
+        (2, apply(MergeMode.REPLACE, 4, run_step=6, version=1, run_length=20)), (4, SNAPSHOT), (4, STOP),
+    ]  # fmt: skip
+    site = SiteCallback(ramp_steps=0)
+
+    class Decaying(Line):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (site.run_length or 5))
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    assert site.run_length == 10
+    model = Decaying()
+    fitted(model, site, accumulate_grad_batches=2, enable_checkpointing=False)
+    before = run_length or 10
+    assert model.rates == pytest.approx([1 - 4 / before, 1 - 5 / before, 1 - 6 / 20, 1 - 7 / 20])
+    assert capsys.readouterr().err.count("the run has 20 steps now, and had 10") == 1
+
+
+def test_saving_is_announced(node: FakeNode, tmp_path: Path) -> None:
+    """As long as it takes, and no longer; a trainer that saves after the run has nobody to tell."""
+    node.script = [(0, apply(MergeMode.REPLACE, 4, fresh=True)), (4, SNAPSHOT), (4, STOP)]
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)
+    trainer = fitted(Line(), SiteCallback(ramp_steps=0, busy_limit_s=7.0), saves)
+    trainer.save_checkpoint(tmp_path / "last")
+    assert len(list(tmp_path.iterdir())) == 3
+    busy, over = {"what": "the trainer's checkpoint", "limit_s": 7.0}, {"what": "", "limit_s": 0.0}
+    assert node.said("busy") == [busy, over] * 2
 
 
 def test_without_a_node_it_is_an_ordinary_loader(monkeypatch: pytest.MonkeyPatch) -> None:

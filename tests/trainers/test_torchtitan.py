@@ -18,7 +18,7 @@ from atoll.integrations import training as training_module
 from atoll.integrations.training import Training
 from atoll.node.core.events import MergeMode
 from atoll.protocol.settings import RunSettings
-from tests.harness.fake_node import apply, in_memory
+from tests.harness.fake_node import SNAPSHOT, apply, in_memory
 from tests.trainers.sites import EXAMPLES, late_joiner_ends_equal
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(900)]
@@ -54,7 +54,7 @@ def test_a_validation_is_a_curve_of_the_outer_parameters(monkeypatch: pytest.Mon
     trainer: Any = SimpleNamespace(
         train=None, batch_generator=None, train_step=None, forward_backward_step=None, checkpointer=checkpointer,
         validator=validator, metrics_processor=processor, dataloader=None,
-        config=SimpleNamespace(validator=SimpleNamespace(enable=True)),
+        config=SimpleNamespace(validator=SimpleNamespace(enable=True)), lr_schedulers=SimpleNamespace(schedulers=[]),
     )  # fmt: skip
     training = Training(int)
     integration._Attached(trainer, training)
@@ -64,3 +64,51 @@ def test_a_validation_is_a_curve_of_the_outer_parameters(monkeypatch: pytest.Mon
     ((value,),) = [said["values"] for said in node.said("logged")]
     assert (value.name, value.step, value.value, value.of_outer) == ("validation_loss", 40, 0.5, True)
     assert said == [{"loss": 0.5, "step": 40, "extra_metrics": None}]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_schedule_follows_a_new_length_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the length that it was made for torchtitan's linear one has rates below zero."""
+    from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
+
+    from atoll.integrations import torchtitan as integration
+
+    settings = RunSettings(run_id="r", steps=50, min_sites=2, max_sites=8)
+    node = in_memory(monkeypatch, settings)
+    monkeypatch.setattr(training_module, "connect", lambda: node.connection(settings))
+    node.script = [
+        (0, apply(MergeMode.REPLACE, 1, run_step=50, fresh=True, run_length=100)), (1, SNAPSHOT),
+        (1, apply(MergeMode.REPLACE, 9, run_step=51, version=1, run_length=200)),
+    ]  # fmt: skip
+    net = nn.Linear(2, 1)
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=1.0)
+    schedule = LRSchedulersContainer.Config(warmup_steps=10)
+    config = SimpleNamespace(
+        validator=SimpleNamespace(enable=False), lr_scheduler=schedule, training=SimpleNamespace(steps=50)
+    )
+    schedules = schedule.build(optimizers=[optimizer], training_steps=50)
+
+    def train_step(_: Any) -> None:
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        schedules.step()
+
+    trainer: Any = SimpleNamespace(
+        train=None, batch_generator=None, train_step=train_step, forward_backward_step=None, dataloader=None,
+        checkpointer=SimpleNamespace(load=lambda: True, save=None), config=config, lr_schedulers=schedules, step=0,
+        model_parts=[net], optimizers=SimpleNamespace(optimizers=[optimizer]),
+        parallel_dims=SimpleNamespace(dp_enabled=False, pp_enabled=False, ep_enabled=False),
+    )  # fmt: skip
+    training = Training(int, ramp_steps=0)
+    integration._Attached(trainer, training)
+    expected = [LRSchedulersContainer.Config(warmup_steps=10).build(
+        optimizers=[torch.optim.SGD(net.parameters(), lr=1.0)], training_steps=steps
+    ).schedulers[0].lr_lambdas[0](step) for step, steps in ((50, 100), (51, 200))]  # fmt: skip
+    trainer.checkpointer.load()
+    rates = [optimizer.param_groups[0]["lr"]]
+    training.add(3, None)
+    trainer.train_step(None)
+    rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx(expected)
+    assert config.training.steps == 200
+    training.end()

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.optim import Optimizer
+from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from atoll.integrations.training import LeasedLoader, Tokens, Training, follow, tokens_of
+from atoll.integrations.training import LeasedLoader, SharedStream, Tokens, Training, tokens_of
 from atoll.protocol.errors import ConfigError
 
 NO_MEASURES = ("epoch", "_runtime", "_per_second", "_preparation_time")
@@ -34,7 +35,7 @@ class SiteCallback(TrainerCallback):
         self._training = Training(tokens, **options)
         self._trainer = trainer
         self._make_loader, self._train = trainer.get_train_dataloader, trainer.training_step
-        self._evaluate = trainer.evaluate
+        self._evaluate, self._save = trainer.evaluate, trainer._save_checkpoint
         self._loader: LeasedLoader | None = None
         self._num_passes = self._steps_of_pass = 0
         self._is_evaluating = False
@@ -45,15 +46,14 @@ class SiteCallback(TrainerCallback):
         trainer.get_train_dataloader = self._leased_loader  # type: ignore[method-assign, assignment, unused-ignore]
         trainer.training_step = self._counted_step  # type: ignore[method-assign, unused-ignore]
         trainer.evaluate = self._outer_evaluated  # type: ignore[method-assign, unused-ignore]
+        trainer._save_checkpoint = self._announced_save  # type: ignore[method-assign, unused-ignore]
 
     # --- in the place of methods of the trainer
 
-    def _leased_loader(self) -> LeasedLoader | DataLoader[Any]:
-        """With the data set, the collator and the worker processes that the trainer would have. A data set without a
-        length stays as it is: `site.shard` divides one, in the script."""
-        made = self._make_loader()
-        if isinstance(made.dataset, IterableDataset):
-            return made  # type: ignore[no-any-return, unused-ignore]
+    def _leased_loader(self) -> LeasedLoader | SharedStream:
+        """With the data set, the collator and the worker processes that the trainer would have."""
+        if isinstance((made := self._make_loader()).dataset, IterableDataset):
+            return SharedStream(self._training, made)
         options = {name: getattr(made, name) for name in OF_THE_TRAINERS_LOADER}
         self._loader = LeasedLoader(self._training, made.dataset, self._trainer.args.train_batch_size, options)
         return self._loader
@@ -76,9 +76,13 @@ class SiteCallback(TrainerCallback):
         finally:
             self._is_evaluating = False
             self._training.go_on()
-        if self._trainer.control.should_save:
-            self._training.pause("the trainer's checkpoint")
         return found
+
+    def _announced_save(self, *args: Any, **kwargs: Any) -> None:
+        """Ranks that write less than rank 0 does would wait for it in their next step, where nothing is announced."""
+        with self._training.busy("the trainer's checkpoint"):
+            self._save(*args, **kwargs)
+            self._trainer.accelerator.wait_for_everyone()
 
     # --- events
 
@@ -93,12 +97,7 @@ class SiteCallback(TrainerCallback):
                 "run, and the state of the optimizer from the node's own checkpoint"
             )
         self._training.begin(kwargs["model"], kwargs["optimizer"])
-        self._follow(kwargs["lr_scheduler"])
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._training.go_on()
+        self._follow(state, kwargs["lr_scheduler"])
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -107,16 +106,10 @@ class SiteCallback(TrainerCallback):
             control.should_training_stop = True
         elif self._training.site is not None and state.global_step >= state.max_steps:
             control.should_training_stop = False  # steps that were undone do not count in the run
-        self._follow(kwargs["lr_scheduler"])
+        self._follow(state, kwargs["lr_scheduler"])
         if self._loader is not None:
             self._count_passes(state, control, self._loader.steps_per_pass / args.gradient_accumulation_steps)
-        return self._pause(control)
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
-        self._training.go_on()
-        return self._pause(control)
+        return control
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -131,12 +124,14 @@ class SiteCallback(TrainerCallback):
             control.should_epoch_stop = True
         state.epoch = self._num_passes + self._steps_of_pass / steps_per_pass
 
-    def _pause(self, control: TrainerControl) -> TrainerControl:
-        """Saving, which comes after this event, takes long, and after an evaluation if there is one."""
-        if control.should_save and not control.should_evaluate:
-            self._training.pause("the trainer's checkpoint")
-        return control
+    def _follow(self, state: TrainerState, scheduler: Any) -> None:
+        """Also to a new length, which scripts see in `max_steps`, where the trainer made the schedule."""
+        make = self._made if self._trainer._created_lr_scheduler else None
+        if num_steps := self._training.follow([scheduler], make):
+            self._trainer.args.max_steps = state.max_steps = num_steps
 
-    def _follow(self, scheduler: Any) -> None:
-        if self._training.site is not None:
-            follow(scheduler, self._training.site.inner_step)
+    def _made(self, optimizer: Optimizer, num_steps: int) -> Any:
+        kept, self._trainer.lr_scheduler = self._trainer.lr_scheduler, None  # or it makes none
+        made = self._trainer.create_scheduler(num_steps, optimizer)
+        self._trainer.lr_scheduler = kept
+        return made

@@ -7,13 +7,14 @@ trainer.fit(model, site.loader(dataset, batch_size=32))
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from atoll.integrations.training import LeasedLoader, Tokens, Training, follow, tokens_of
+from atoll.integrations.training import LeasedLoader, Tokens, Training, tokens_of
 
 NO_LIMIT = -1
 
@@ -33,6 +34,7 @@ class SiteCallback(Callback):
 
     def __init__(self, tokens: Tokens = tokens_of, **options: Any) -> None:
         self._training = Training(tokens, **options)
+        self._save: Callable[..., None]
         self._num_steps = 0  # of optimizers
         self._measured: dict[str, Tensor] = {}  # before a validation
 
@@ -43,12 +45,23 @@ class SiteCallback(Callback):
             return DataLoader(dataset, batch_size, shuffle=True, **options)
         return SizedLoader(self._training, dataset, batch_size, options)
 
+    @property
+    def run_length(self) -> int | None:
+        """As `site.run_length`, for schedules that ask at each step: `atoll set` changes it. Before the site has joined
+        it is that of the run's settings; None without a node."""
+        settings, site = self._training.settings, self._training.site
+        return site.run_length if site is not None else (settings.steps or settings.tokens) if settings else None
+
     # --- events
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Before optimizers and schedules are made: `trainer.estimated_stepping_batches` is the run's length."""
         settings = self._training.settings
-        if settings is not None and stage == "fit" and settings.steps:
+        if settings is None or stage != "fit":
+            return
+        self._save = trainer.save_checkpoint
+        trainer.save_checkpoint = self._announced_save  # type: ignore[method-assign, unused-ignore]
+        if settings.steps:
             trainer.fit_loop.epoch_loop.max_steps = settings.steps
             trainer.fit_loop.max_epochs = NO_LIMIT
 
@@ -70,8 +83,8 @@ class SiteCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         found = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        loss = found / trainer.accumulate_grad_batches if isinstance(found, Tensor) else None
-        self._training.add(batch, loss)
+        # Lightning has divided it by the batches of a step.
+        self._training.add(batch, found if isinstance(found, Tensor) else None)
         if trainer.global_step == self._num_steps:
             return  # gradients are accumulated
         self._num_steps = trainer.global_step
@@ -98,8 +111,10 @@ class SiteCallback(Callback):
         if not goes_on:
             trainer.should_stop = True
 
+    def _announced_save(self, *args: Any, **kwargs: Any) -> None:
+        with self._training.busy("the trainer's checkpoint"):
+            self._save(*args, **kwargs)
+
     def _follow(self, trainer: Trainer) -> None:
-        if self._training.site is not None:
-            for config in trainer.lr_scheduler_configs:
-                if config.interval == "step" and config.frequency == 1:
-                    follow(config.scheduler, self._training.site.inner_step)
+        configs = trainer.lr_scheduler_configs
+        self._training.follow(c.scheduler for c in configs if c.interval == "step" and c.frequency == 1)

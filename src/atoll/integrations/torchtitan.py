@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.trainer import Trainer
 
-from atoll.integrations.training import LeasedLoader, Training, follow
+from atoll.integrations.training import LeasedLoader, Training
 from atoll.protocol.errors import ConfigError
 
 OF_THE_TRAINERS_LOADER = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
@@ -94,17 +95,10 @@ class _Attached:
 
     def batches(self, of_loader: Iterable[Any]) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         """While they are on the host, the labels are counted."""
-        for place, (inputs, labels) in enumerate(self._batches(of_loader)):
-            if isinstance(of_loader, LeasedLoader) or self._is_mine(place):
-                self._waiting.append(int((labels != IGNORE_INDEX).sum()))
-                yield inputs, labels
-
-    def _is_mine(self, place: int) -> bool:
-        """Of a stream without a length, which all sites read alike: one in so many batches as there are sites."""
-        site, settings = self._training.site, self._training.settings
-        assert site is not None
-        assert settings is not None
-        return settings.data == "local" or place % site.num_sites == site.index
+        batches = self._batches(of_loader)
+        for inputs, labels in batches if isinstance(of_loader, LeasedLoader) else self._training.share(batches):
+            self._waiting.append(int((labels != IGNORE_INDEX).sum()))
+            yield inputs, labels
 
     def forward(self, *, input_dict: Any, labels: Any, global_valid_tokens: Tensor) -> Tensor:
         self._labels_of_step = self._labels_of_step or sum(self._waiting)
@@ -145,5 +139,9 @@ class _Attached:
         """Schedules, checkpoints and logs have the steps of the run, which are not this process's where it is late."""
         if (site := self._training.site) is not None:
             self._trainer.step = site.inner_step
-            for schedule in self._trainer.lr_schedulers.schedulers:
-                follow(schedule, site.inner_step)
+            if num_steps := self._training.follow(self._trainer.lr_schedulers.schedulers, self._made):
+                self._trainer.config.training.steps = num_steps
+
+    def _made(self, optimizer: Optimizer, num_steps: int) -> Any:
+        made = self._trainer.config.lr_scheduler.build(optimizers=[optimizer], training_steps=num_steps)
+        return made.schedulers[0]

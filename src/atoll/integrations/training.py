@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from atoll.node.worker.connection import connect, rank_and_world
 from atoll.node.worker.join import join
@@ -24,8 +24,11 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.logged import MAX_NAME_CHARACTERS, NAME
 from atoll.protocol.settings import RunSettings
 
+Batch = TypeVar("Batch")
 Tokens = Callable[[Any], int]
 """A batch -> how many tokens (or samples) it holds: the weight of a site in the averages."""
+MakeSchedule = Callable[[torch.optim.Optimizer, int], Any]
+"""An optimizer and the steps of the run -> the schedule that the trainer makes for them."""
 
 
 def tokens_of(batch: Any) -> int:
@@ -54,6 +57,7 @@ class Training:
         self.site: Site | None = None
         """Between the first event and the last."""
         self._options, self._busy_limit_s = options, busy_limit_s
+        self._num_steps = 0 if self.settings is None else self.settings.steps  # of the run, as schedules have it
         self._count = tokens
         self._tokens = 0  # since the last step
         self._loss: Tensor | None = None
@@ -89,13 +93,39 @@ class Training:
             self.end(error)
             raise
 
+    def follow(self, schedules: Iterable[Any], make: MakeSchedule | None = None) -> int:
+        """Set the schedules to the step of the run. Returns how many steps it has, where an operator has changed them
+        (`atoll set`) since schedules were made, and else 0, as of a run in tokens.
+
+        `make`: has schedules of that length from then on. Without it, it is said that they may have the old one.
+        """
+        if (site := self.site) is None:
+            return 0
+        before, now = self._num_steps, (site.run_length or 0) if self._num_steps else 0
+        self._num_steps = now
+        for schedule in schedules:
+            if now != before and make is not None:
+                _remake(schedule, make, now)
+            follow(schedule, site.inner_step, again=now != before)
+        if now == before:
+            return 0
+        if make is None and site.rank == 0:
+            sys.stderr.write(
+                f"atoll: the run has {now} steps now, and had {before}: a learning-rate schedule that the script made "
+                "for those stays as it is, unless it asks for the length at each step (docs/trainers.md)\n"
+            )
+        return now
+
+    def busy(self, what: str) -> AbstractContextManager[None]:
+        """The trainer does something else than training."""
+        return nullcontext() if self.site is None else self.site.busy(what, self._busy_limit_s)
+
     def pause(self, what: str) -> None:
-        """The trainer does something else than training, until `go_on`."""
-        if self.site is not None:
-            self._pause.enter_context(self.site.busy(what, self._busy_limit_s))
+        """The same, until `go_on`."""
+        self._pause.enter_context(self.busy(what))
 
     def evaluate(self, what: str) -> None:
-        """The same, with the outer parameters in place where the site has them."""
+        """The same as `pause`, with the outer parameters in place where the site has them."""
         self.pause(what)
         if self.site is not None and self.site.has_outer_parameters:
             self._pause.enter_context(self.site.outer_parameters())
@@ -111,6 +141,13 @@ class Training:
                 sys.stderr.write(f"atoll: {name!r} of the trainer is left out of the run's curves: {problem}\n")
                 self._said.add(name)
         self.site.log({name: value for name, value in values.items() if not problems[name]})
+
+    def share(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """Of a stream without a length, which all sites read alike: one in so many batches as there are sites, once it
+        is iterated. All of them in a run whose sites have data of their own."""
+        if self.site is None or self.settings is None or self.settings.data == "local":
+            return batches
+        return self.site.shard(batches, by_site=True)
 
     def go_on(self) -> None:
         self._pause.close()
@@ -130,20 +167,42 @@ def _problem_of_a_curve(name: Any, value: Any) -> str:
     return "" if is_number else f"{value!r:.100} is no number"
 
 
-def follow(scheduler: Any, step: int) -> bool:
+def follow(scheduler: Any, step: int, *, again: bool = False) -> bool:
     """Set a schedule to a step of the run, which is not that of this process where a site joined late. Returns whether
-    it can be set: torch's LambdaLR can, which is what transformers' schedules are."""
+    it can be set: torch's LambdaLR can, which is what transformers' schedules are. `again`: its rates have changed."""
     scheduler = getattr(scheduler, "scheduler", scheduler)  # of accelerate's
     if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
         return False
     follows_the_run(scheduler.optimizer)
-    if scheduler.last_epoch != step:
+    if again or scheduler.last_epoch != step:
         scheduler.last_epoch = step
         rates = [base * at(step) for base, at in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
         for group, rate in zip(unwrapped(scheduler.optimizer).param_groups, rates, strict=True):
             group["lr"] = rate
         scheduler._last_lr = rates
     return True
+
+
+def _remake(scheduler: Any, make: MakeSchedule, num_steps: int) -> None:
+    """Its rates are those of one that is made now. What that does to an optimizer is done to one in its place."""
+    scheduler = getattr(scheduler, "scheduler", scheduler)
+    if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+        groups = [{"params": [torch.zeros(1)], "lr": float(rate)} for rate in scheduler.base_lrs]
+        default = unwrapped(scheduler.optimizer).defaults["lr"]
+        scheduler.lr_lambdas = make(torch.optim.SGD(groups, float(default)), num_steps).lr_lambdas
+
+
+class SharedStream:
+    """A trainer's loader of a stream, of which this site takes its batches."""
+
+    def __init__(self, training: Training, loader: DataLoader[Any]) -> None:
+        self._training, self._loader = training, loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # of what a trainer does with its loader, but for the length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._training.share(self._loader))
 
 
 class LeasedLoader:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
 
+OF_LENGTHS = (
+    "tests/unit/worker/test_trainers.py::"
+    "test_a_schedule_of_a_trainer_follows_a_new_length_and_one_of_a_script_is_said_to_stay"
+)
+
 MUTATIONS = (
     Mutation(
         name="an optimizer that accelerate wraps is taken for torch's own",
@@ -65,9 +70,73 @@ MUTATIONS = (
         name="a schedule that went on is not set back",
         rule="a schedule is at the step of the run",
         where="src.atoll.integrations.training:follow",
-        old="if scheduler.last_epoch != step:",
-        new="if scheduler.last_epoch < step:",
+        old="scheduler.last_epoch != step",
+        new="scheduler.last_epoch < step",
         tests=("tests/unit/worker/test_trainers.py::test_a_schedule_follows_the_steps_of_the_run",),
+    ),
+    Mutation(
+        name="a trainer's schedule keeps the length that the run began with",
+        rule="a trainer's own schedule is of the length of the run as it is now",
+        where="src.atoll.integrations.training:Training.follow",
+        old="if now != before and make is not None:",
+        new="if False:",
+        tests=(OF_LENGTHS,),
+    ),
+    Mutation(
+        name="the rates of a new length come a step late",
+        rule="a trainer's own schedule is of the length of the run as it is now",
+        where="src.atoll.integrations.training:Training.follow",
+        old="again=now != before",
+        new="again=False",
+        tests=(OF_LENGTHS,),
+    ),
+    Mutation(
+        name="a script's schedule has an old length in silence",
+        rule="where nobody but the script can make a schedule of the new length, it is said once",
+        where="src.atoll.integrations.training:Training.follow",
+        old="if make is None and site.rank == 0:",
+        new="if False:",
+        tests=(OF_LENGTHS,),
+    ),
+    Mutation(
+        name="a trainer's new schedule is made of the optimizer that trains",
+        rule="a schedule is made anew of the rates that the groups began with",
+        where="src.atoll.integrations.training:_remake",
+        old="make(torch.optim.SGD(groups, float(default)), num_steps)",
+        new="make(unwrapped(scheduler.optimizer), num_steps)",
+        tests=(OF_LENGTHS,),
+    ),
+    Mutation(
+        name="an estimate of a run's steps is a new length",
+        rule="of a run in tokens a trainer's schedule has the estimate of the script",
+        where="src.atoll.integrations.training:Training.follow",
+        old="(site.run_length or 0) if self._num_steps else 0",
+        new="site.run_length or 0",
+        tests=("tests/unit/worker/test_trainers.py::test_in_a_run_of_tokens_a_trainers_estimate_stays",),
+    ),
+    Mutation(
+        name="sites train on the same batches of a trainer's stream",
+        rule="of a stream that all sites read alike each takes its part",
+        where="src.atoll.integrations.training:Training.share",
+        old='self.settings.data == "local"',
+        new="True",
+        tests=("tests/unit/worker/test_trainers.py::test_of_a_stream_a_site_takes_its_batches",),
+    ),
+    Mutation(
+        name="a trainer's stream of the site's own is divided",
+        rule="with data of their own sites have nothing to share",
+        where="src.atoll.integrations.training:Training.share",
+        old='self.settings.data == "local"',
+        new="False",
+        tests=("tests/unit/worker/test_trainers.py::test_of_a_stream_a_site_takes_its_batches",),
+    ),
+    Mutation(
+        name="a stream that ranks have divided is divided among them once more",
+        rule="a trainer divides a stream among the ranks of a site",
+        where="node.worker.site:Site.shard",
+        old="(1, 0) if by_site else (self._num_data_ranks, self._reader)",
+        new="(self._num_data_ranks, self._reader)",
+        tests=("tests/unit/worker/test_trainers.py::test_of_a_stream_a_site_takes_its_batches",),
     ),
     Mutation(
         name="a loop over an epoch goes into the next pass",
@@ -99,7 +168,7 @@ MUTATIONS = (
         name="ranks of a site take the same items of a stream",
         rule="an item of a stream is one rank's",
         where="node.worker.site:Site.shard",
-        old="self.index * num_readers + self._reader",
+        old="self.index * num_readers + reader",
         new="self.index * num_readers",
         tests=("tests/unit/worker/test_loader_by_pass.py::test_a_stream_is_divided_by_sites_and_their_ranks",),
     ),

@@ -133,6 +133,8 @@ def test_a_stream_is_divided_by_sites_and_their_ranks(node: FakeNode) -> None:
     site = joined()
     taken: Iterator[int] = site.shard(range(100))
     assert [next(taken) for _ in range(3)] == [1, 7, 13], "of the first of three sites, of the second of its two ranks"
+    of_site: Iterator[int] = site.shard(range(100), by_site=True)
+    assert [next(of_site) for _ in range(3)] == [0, 3, 6], "of the first of three sites, whichever rank"
     site.step(tokens=1)
     assert list(taken) == [], "the run is over"
     assert list(Site().shard(range(4))) == [0, 1, 2, 3]

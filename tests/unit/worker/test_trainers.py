@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 import atoll
 from atoll.integrations import training as training_module
-from atoll.integrations.training import LeasedLoader, Training, follow, tokens_of
+from atoll.integrations.training import LeasedLoader, SharedStream, Training, follow, tokens_of
 from atoll.node.core.events import MergeMode
 from atoll.node.worker import join as join_module
 from atoll.node.worker import joined_site
@@ -180,6 +181,9 @@ def test_without_a_node_nothing_is_joined(monkeypatch: pytest.MonkeyPatch) -> No
     assert training.step()
     training.evaluate("evaluation")
     training.measured({"loss": 1.0})
+    assert training.follow([None]) == 0
+    with training.busy("checkpoint"):
+        assert list(training.share(iter([1, 2, 3]))) == [1, 2, 3]
     training.end()
     assert not training.is_joined
 
@@ -196,6 +200,90 @@ def test_a_schedule_follows_the_steps_of_the_run() -> None:
     assert follow(schedule, 3), "the run went back"
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5)
     assert not follow(torch.optim.lr_scheduler.StepLR(optimizer, 5), 3)
+
+
+def falling(optimizer: torch.optim.Optimizer, num_steps: int) -> torch.optim.lr_scheduler.LambdaLR:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / num_steps)
+
+
+@pytest.mark.parametrize("is_trainers", [True, False], ids=["of-the-trainer", "of-the-script"])
+def test_a_schedule_of_a_trainer_follows_a_new_length_and_one_of_a_script_is_said_to_stay(
+    node: FakeNode, capsys: pytest.CaptureFixture[str], is_trainers: bool
+) -> None:
+    """200 steps in the place of 100 at step 41; of the two groups each keeps its own rate, and the optimizer its
+    state."""
+    node.script = [(0, apply(MergeMode.REPLACE, 1, run_step=40, fresh=True)), (1, SNAPSHOT)]
+    node.script += [(1, apply(MergeMode.REPLACE, 9, run_step=41, version=1, run_length=200))]
+    net = nn.Linear(2, 1)
+    groups = [{"params": [net.weight], "lr": 1.0}, {"params": [net.bias], "lr": 2.0}]
+    optimizer = torch.optim.SGD(groups, lr=4.0)
+    schedule = falling(optimizer, 100)
+    optimizer.param_groups[0]["of the script"] = 7
+    training = Training(ramp_steps=0)
+    training.begin(net, optimizer)
+    made: list[Any] = []
+
+    def make(stand_in: torch.optim.Optimizer, num_steps: int) -> Any:
+        assert [group["lr"] for group in stand_in.param_groups] == [1.0, 2.0]
+        made.append((stand_in.defaults["lr"], num_steps))
+        return falling(stand_in, num_steps)
+
+    lengths, rates = [], []
+    for _ in range(3):
+        lengths.append(training.follow([schedule], make if is_trainers else None))
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        training.add(torch.ones(3, 2), None)
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        schedule.step()
+        training.step()
+    training.end()
+    length = 200 if is_trainers else 100
+    shares = [1 - 40 / 100, 1 - 41 / length, 1 - 42 / length]
+    assert rates == [pytest.approx([share, 2 * share]) for share in shares]
+    assert lengths == [0, 200, 0]
+    assert made == ([(4.0, 200)] if is_trainers else [])
+    assert optimizer.param_groups[0]["of the script"] == 7
+    said = capsys.readouterr().err.count("the run has 200 steps now, and had 100: a learning-rate schedule")
+    assert said == (0 if is_trainers else 1)
+    assert training.follow([schedule]) == 0, "the site has left"
+
+
+def test_in_a_run_of_tokens_a_trainers_estimate_stays(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How many steps the run has is an estimate of the site's, which moves."""
+    settings = RunSettings(run_id="r", steps=0, tokens=1000, min_sites=2, max_sites=8)
+    for module in (join_module, training_module):
+        monkeypatch.setattr(module, "connect", lambda: node.connection(settings))
+    node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True, run_length=3000))]
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    schedule = falling(optimizer, 100)
+    training = Training(ramp_steps=0)
+    training.begin(net, optimizer)
+    assert training.follow([schedule]) == 0
+    assert "steps now" not in capsys.readouterr().err
+    training.end()
+
+
+@pytest.mark.parametrize(("data", "taken"), [("stdlib", [1, 4, 7]), ("local", list(range(9)))])
+def test_of_a_stream_a_site_takes_its_batches(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, data: str, taken: list[int]
+) -> None:
+    """The ranks of a site have each a part of a batch, or one of their own, at the same place."""
+    for module in (join_module, training_module):
+        monkeypatch.setattr(module, "connect", lambda: node.connection(replace(SETTINGS, data=data)))
+    node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True, site_index=1, num_sites=3))]
+    node.num_readers, node.reader = 2, 1
+    net = nn.Linear(2, 1)
+    training = Training()
+    loader: Any = DataLoader(range(9), batch_size=None)  # type: ignore[arg-type]
+    shared = SharedStream(training, loader)
+    assert shared.dataset == range(9)
+    training.begin(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    assert [list(shared), list(shared)] == [taken, taken]
+    training.end()
 
 
 @pytest.mark.parametrize(
