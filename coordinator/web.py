@@ -111,9 +111,10 @@ def _collected(document: Document) -> Iterator[Metric]:
 
 
 def nodes_to_scrape(document: Document) -> list[dict[str, object]]:
-    """As Prometheus' service discovery over HTTP wants it: the nodes here that said where their metrics are."""
+    """As Prometheus' service discovery over HTTP wants it: the nodes here that said where their metrics are. The series
+    of a site do not go by an address, which it may say anew each second."""
     return [
-        {"targets": [address], "labels": {"site": site["name"]}}
+        {"targets": [address], "labels": {"site": site["name"], "instance": site["name"]}}
         for site in document["sites"]
         if site["site_id"] and site["state_kind"] != "gone" and (address := site["telemetry"]["metrics_address"])
     ]
