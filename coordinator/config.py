@@ -28,7 +28,8 @@ class CoordinatorConfig:
     """HOST:PORT of the status page and /metrics (read-only); empty turns them off. Other machines see them over TLS
     alone, and with a viewer's token."""
     http_name: str = ""
-    """By which name of this machine browsers come to the status page, beside the host of http_listen."""
+    """By which name of this machine browsers come to the status page, beside the host of http_listen; on the machine
+    itself, localhost."""
     advertise: str = ""
     """HOST:PORT where nodes reach the coordinator, for invites; without it, that of --listen."""
     trust: str = ""

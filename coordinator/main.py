@@ -89,6 +89,23 @@ async def secured(
     return authority, tls
 
 
+def names_of_page(config: CoordinatorConfig) -> list[str]:
+    """By which browsers come to it. Raises ConfigError if nobody could."""
+    host, _ = parse_address(config.http_listen)
+    names = {config.http_name.lower()} - {""}
+    if any(not is_host(name) for name in names):
+        raise ConfigError(f"--http-name {config.http_name} is no name or number of a machine, such as run.example")
+    if is_unspecified(config.http_listen):
+        if not names:
+            raise ConfigError(
+                f"--http-listen {config.http_listen} is every address of this machine: say by which name browsers come "
+                "to it, with --http-name NAME"
+            )
+        return sorted(names | LOOPBACK_NAMES)  # it is one of these addresses
+    names.add(host.lower())
+    return sorted(names | LOOPBACK_NAMES if is_loopback(config.http_listen) else names)
+
+
 def _page_access(
     config: CoordinatorConfig,
     authority: Authority | None,
@@ -97,21 +114,12 @@ def _page_access(
     stack: AsyncExitStack,
 ) -> Access:
     """Raises ConfigError if nobody could come to the page."""
-    host, _ = parse_address(config.http_listen)
-    own = {config.http_name.lower()} - {""}
-    if any(not is_host(name) for name in own):
-        raise ConfigError(f"--http-name {config.http_name} is no name or number of a machine, such as run.example")
-    if is_loopback(config.http_listen):
-        return ByName(LOOPBACK_NAMES | own | {host.lower()})
-    if authority is None:
+    if authority is None and not is_loopback(config.http_listen):
         log.warning("the status page at %s is in plain text, for whoever reaches it", config.http_listen)
         return ByName(())
-    names = sorted(own if is_unspecified(config.http_listen) else {host.lower()} | own)
-    if not names:
-        raise ConfigError(
-            f"--http-listen {config.http_listen} is every address of this machine: say by which name browsers come to "
-            "it, with --http-name NAME"
-        )
+    names = names_of_page(config)
+    if authority is None or is_loopback(config.http_listen):
+        return ByName(names)
     tls = ServerTls(authority.shown_on_pages(names))
 
     async def renew() -> Shown:
@@ -302,7 +310,7 @@ async def serve(
         where = ""
         if config.http_listen:
             access = _page_access(config, authority, server.may_look, machine, stack)
-            page = status_pages(server.status.recent, access, server.curves.recent)
+            page = status_pages(server.status.recent, access, server.curves.recent, server.obstacles)
             await page.start(config.http_listen, "the status page")
             stack.push_async_callback(page.close)
             where = f" (status page http{'s' if access.tls else ''}://{page.address}/)"

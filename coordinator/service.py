@@ -221,7 +221,7 @@ class CoordinatorServer:
         if isinstance(asked, commands.StatusAsked):
             return e.Answer(0, "", await self.status_json(data_ranges=asked.data_ranges))
         if isinstance(asked, commands.HealthAsked):
-            return e.Answer(0, "", "; ".join(self._obstacles()))
+            return e.Answer(0, "", "; ".join(self.obstacles()))
         if isinstance(asked, commands.BackupAsked):
             return await self._backup(Path(asked.path)) if is_here else e.Answer(0, "that is for its own machine alone")
         return await self.ask(asked)
@@ -276,7 +276,7 @@ class CoordinatorServer:
     def _stuck_s(self) -> float:
         return 0.0 if self._keeping_since is None else self._loop.time() - self._keeping_since
 
-    def _obstacles(self) -> Iterator[str]:
+    def obstacles(self) -> Iterator[str]:
         """To its work; that it says so, shows that it lives."""
         if (stuck_s := self._stuck_s) > STORE_PATIENCE_S:
             yield f"the store has kept a decision waiting for {stuck_s:.0f} s"

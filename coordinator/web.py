@@ -33,9 +33,11 @@ def status_pages(
     document: Callable[[], Awaitable[Document]],
     access: Access = pages.OPEN,
     curves: Callable[[], Awaitable[Document]] = no_curves,
+    obstacles: Callable[[], Iterator[str]] = lambda: iter(()),
 ) -> pages.Pages:
     """`document` says the run, within the limit of an answer; what is made of one is kept until it is another one.
-    `curves`: the same of what /curves.json shows."""
+    `curves`: the same of what /curves.json shows. `obstacles`: to the work of this coordinator, without which it is
+    ready, as `atoll health --ready` has it."""
     page, policy = load_page()
     headers = {"Content-Security-Policy": policy}
 
@@ -48,13 +50,14 @@ def status_pages(
         if path in LIVES:  # this process, whatever its store does
             return plain_text(200, "ok")
         if path == "/readyz":
-            return plain_text(200, "ok: it leads")
+            found = "; ".join(obstacles())
+            return plain_text(503, f"it leads, and is not ready: {found}") if found else plain_text(200, "ok: it leads")
         if path not in DOCUMENTS:
             return plain_text(404, "there are /, /status.json, /curves.json, /metrics, /sd, /healthz and /readyz")
         async with making[path]:  # of many that ask at once each would make its own
-            found = await (curves() if path == "/curves.json" else document())
-            if path not in made or made[path][0] is not found:
-                made[path] = found, await asyncio.to_thread(_answer, path, found, headers)
+            shown = await (curves() if path == "/curves.json" else document())
+            if path not in made or made[path][0] is not shown:
+                made[path] = shown, await asyncio.to_thread(_answer, path, shown, headers)
             return made[path][1]
 
     return pages.Pages(answer, access)
@@ -111,9 +114,10 @@ def _collected(document: Document) -> Iterator[Metric]:
 
 
 def nodes_to_scrape(document: Document) -> list[dict[str, object]]:
-    """As Prometheus' service discovery over HTTP wants it: the nodes here that said where their metrics are."""
+    """As Prometheus' service discovery over HTTP wants it: the nodes here that said where their metrics are. The series
+    of a site do not go by an address, which it may say anew each second."""
     return [
-        {"targets": [address], "labels": {"site": site["name"]}}
+        {"targets": [address], "labels": {"site": site["name"], "instance": site["name"]}}
         for site in document["sites"]
         if site["site_id"] and site["state_kind"] != "gone" and (address := site["telemetry"]["metrics_address"])
     ]

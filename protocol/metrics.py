@@ -28,6 +28,9 @@ class Kind(Enum):
     HISTOGRAM = "histogram"
 
 
+SUFFIXES = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Values of a histogram: how many were at most each bound, ascending, the last one infinite; and their sum."""
@@ -47,6 +50,11 @@ class Row(Generic[S]):
     text: str
     of: Callable[[S], Values]
     labels: tuple[str, ...] = ()
+
+    @property
+    def exposed_name(self) -> str:
+        """As Prometheus has it."""
+        return self.name + SUFFIXES.get(self.kind, "")
 
 
 def families(rows: Iterable[Row[S]], source: S) -> Iterator[Metric]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from atoll.node.core.site import SiteCore
-from atoll.node.daemon.config import NodeConfig
-from atoll.node.exchange.hub import Hub
-from atoll.node.relay.attached import Attached
-from atoll.protocol import messages as m
 from atoll.protocol.metrics import Kind, Row
+
+if TYPE_CHECKING:  # the table is read where no node runs, too, and without what one needs
+    from atoll.node.core.site import SiteCore
+    from atoll.node.daemon.config import NodeConfig
+    from atoll.node.exchange.hub import Hub
+    from atoll.node.relay.attached import Attached
+    from atoll.protocol import messages as m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

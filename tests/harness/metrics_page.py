@@ -12,7 +12,6 @@ from atoll.node.relay.metrics import METRICS as OF_RELAY
 from atoll.protocol.metrics import Kind, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-SUFFIX = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
 HEAD = """# Metrics
 
 Made from `coordinator/metrics.py`, `node/daemon/metrics.py` and `node/relay/metrics.py` by
@@ -35,7 +34,7 @@ def table(rows: Iterable[Row[Any]]) -> Iterable[str]:
     yield "| --- | --- | --- | --- |"
     for row in rows:
         labels = ", ".join(row.labels) if row.kind is not Kind.INFO else "all that is said"
-        yield f"| `{row.name}{SUFFIX.get(row.kind, '')}` | {row.kind.value} | {labels} | {row.text} |"
+        yield f"| `{row.exposed_name}` | {row.kind.value} | {labels} | {row.text} |"
 
 
 def page() -> str:

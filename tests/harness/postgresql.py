@@ -102,7 +102,7 @@ class Server:
 
     def dump(self, name: str, to: Path) -> None:
         """What an operator keeps as a copy of that database."""
-        self._run("pg_dump", name, "-f", str(to))
+        self._run("pg_dump", name, "--schema=atoll", "-f", str(to))
 
     def put_back(self, name: str, dump: Path) -> None:
         """The database is lost, and what there is of it is that copy. Nobody is connected."""

@@ -95,6 +95,7 @@ def test_other_machines_see_the_run_by_a_token_over_tls(tmp_path: Path) -> None:
         assert 'site="a"' in at_node.asks("/metrics", **to_nodes).text
         assert browser.asks("/metrics", **to_nodes).status == 401, "sites are shown it"
         assert Browser(run, port, page).asks("/metrics", Host="run.example", **shows).status == 200
+        assert Browser(run, port, "localhost").asks("/metrics", **shows).status == 200, "on that machine itself"
         with pytest.raises(ssl.SSLCertVerificationError):
             Browser(run, int(metrics), page).asks("/metrics")  # no site stands in for the coordinator
 
@@ -135,3 +136,7 @@ def test_every_address_needs_a_name_and_loopback_is_for_this_machine(tmp_path: P
             connection.request("GET", "/status.json", headers={"Host": host})
             assert connection.getresponse().status == code
             connection.close()
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)) as connection:
+            connection.request("GET", "/readyz")
+            answer = connection.getresponse()
+            assert (answer.status, b"needed for a quorum" in answer.read()) == (503, True)

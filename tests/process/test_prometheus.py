@@ -3,12 +3,18 @@ ask it for nothing that it does not have."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
 import subprocess
+import threading
 import urllib.parse
 import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -16,6 +22,8 @@ from typing import Any
 import pytest
 import yaml
 
+from atoll.cli import scrape
+from atoll.coordinator import web
 from tests.harness.dashboards import FOLDER as DASHBOARDS
 from tests.harness.dashboards import dashboards, text_of
 from tests.harness.local_run import LocalRun
@@ -97,6 +105,23 @@ def queries() -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def started(run: LocalRun, configuration: Path) -> Callable[..., Any]:
+    """What asks that Prometheus."""
+    address = free_address()
+    run.start(
+        "prometheus",
+        ["prometheus", "--config.file", str(configuration), "--storage.tsdb.path", str(run.folder / "data"),
+         "--web.listen-address", address, "--log.level", "warn"],
+    )  # fmt: skip
+
+    def asked(path: str, **parameters: str) -> Any:
+        url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return json.load(answer)["data"]
+
+    return asked
+
+
 @needs_prometheus
 def test_a_real_prometheus_finds_all_that_rules_and_dashboards_ask_for(tmp_path: Path) -> None:
     folder = tmp_path / "prometheus"
@@ -122,17 +147,7 @@ def test_a_real_prometheus_finds_all_that_rules_and_dashboards_ask_for(tmp_path:
         ))  # fmt: skip
         checked = promtool("check", "config", "prometheus.yml", folder=folder)
         assert checked.returncode == 0, checked.stdout + checked.stderr
-        address = free_address()
-        run.start(
-            "prometheus",
-            ["prometheus", "--config.file", str(configuration), "--storage.tsdb.path", str(tmp_path / "data"),
-             "--web.listen-address", address, "--log.level", "warn"],
-        )  # fmt: skip
-
-        def asked(path: str, **parameters: str) -> Any:
-            url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-            with urllib.request.urlopen(url, timeout=60) as answer:
-                return json.load(answer)["data"]
+        asked = started(run, configuration)
 
         def unanswered() -> list[str]:
             try:
@@ -158,3 +173,77 @@ def test_a_real_prometheus_finds_all_that_rules_and_dashboards_ask_for(tmp_path:
         rules = [rule for group in asked("rules", type="alert")["groups"] for rule in group["rules"]]
         assert {rule["name"] for rule in rules} == {alert["alert"] for alert in alerts()}
         assert not [rule for rule in rules if rule.get("lastError")]
+
+
+class HostileNode(ThreadingHTTPServer):
+    """The /sd of a coordinator whose only site says another address of its metrics each time, and what is found there:
+    names and labels that no two scrapes have in common."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("0.0.0.0", 0), Answering)
+        self.scrapes: Counter[str] = Counter()
+        """By address."""
+        self._numbers = itertools.count(2)
+
+    def nodes(self) -> str:
+        where = f"127.0.0.{next(self._numbers) % 250 + 2}:{self.server_port}"
+        site = {"site_id": 1, "state_kind": "member", "name": "a", "telemetry": {"metrics_address": where}}
+        return json.dumps(web.nodes_to_scrape({"sites": [site]}))
+
+    def metrics(self, address: str) -> str:
+        self.scrapes[address] += 1
+        number = next(self._numbers)
+        lines = [f'atoll_node_commit{{made_up="{number}",site="{number}",le="{number}"}} {number}']
+        lines += [f"{name}_{number} 1" for name in ("atoll_node_commit", "process", "atoll_site_loss", "up")]
+        lines += ['atoll_site_loss{site="b"} 9', f'atoll_node_info{{phase="{number}"}} 1']
+        return "".join(f"{line}\n" for line in lines)
+
+
+class Answering(BaseHTTPRequestHandler):
+    server: HostileNode
+
+    def do_GET(self) -> None:
+        is_discovery = self.path == "/sd"
+        text = self.server.nodes() if is_discovery else self.server.metrics(self.headers["Host"])
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json" if is_discovery else "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Not on the terminal of the tests."""
+
+
+def in_plain_text(job: dict[str, Any]) -> dict[str, Any]:
+    """Quick, and without a root and tokens."""
+    found = {key: value for key, value in job.items() if key not in ("authorization", "tls_config")}
+    return found | {"scheme": "http", "scrape_interval": "200ms", "scrape_timeout": "200ms"}
+
+
+@needs_prometheus
+def test_a_node_that_moves_and_makes_up_names_and_labels_has_the_series_of_a_node_alone(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, FOREVER) as run, ExitStack() as stack:
+        node = HostileNode()
+        stack.callback(node.server_close)
+        threading.Thread(target=node.serve_forever, daemon=True).start()
+        stack.callback(node.shutdown)
+        text = scrape.configuration("page", "metrics", f"127.0.0.1:{node.server_port}")
+        (job,) = (job for job in yaml.safe_load(text)["scrape_configs"] if job["job_name"] == "atoll-nodes")
+        job = in_plain_text(job) | {
+            "http_sd_configs": [{"url": f"http://127.0.0.1:{node.server_port}/sd", "refresh_interval": "1s"}]
+        }
+        configuration = tmp_path / "prometheus.yml"
+        configuration.write_text(yaml.safe_dump({"scrape_configs": [job]}))
+        asked = started(run, configuration)
+        run.wait(
+            lambda found: found["moved"] > 1, LIMIT_S, "it scrapes one site at two addresses",
+            lambda: {"moved": sum(num > 3 for num in node.scrapes.values())},
+        )  # fmt: skip
+        series = asked("series", **{"match[]": '{job="atoll-nodes"}'})
+        names = Counter(found["__name__"] for found in series)
+        assert [name for name in names if name != "up" and not name.startswith("scrape_")] == ["atoll_node_commit"]
+        assert set(names.values()) == {1}, names
+        assert {frozenset(found) for found in series} == {frozenset({"__name__", "job", "instance", "site"})}
+        assert {(found["instance"], found["site"]) for found in series} == {("a", "a")}

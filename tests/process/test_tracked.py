@@ -46,10 +46,7 @@ def steps_told(board: Path, site: str) -> list[int]:
 def test_the_best_model_is_kept_and_each_value_told_once(tmp_path: Path) -> None:
     board = tmp_path / "board"
     with LocalRun(tmp_path, SETTINGS) as run:
-        text = run.toml.read_text()
-        assert 'tensorboard = ""' in text
-        run.toml.write_text(text.replace('tensorboard = ""', f'tensorboard = "{board}"'))
-        coordinator = run.start_coordinator()
+        coordinator = run.start_coordinator(extra=["--tensorboard", str(board)])
         for name in "ab":
             run.start_node(name, WORKER)
 
@@ -63,6 +60,9 @@ def test_the_best_model_is_kept_and_each_value_told_once(tmp_path: Path) -> None
         coordinator.ask_to_end()
         assert coordinator.wait(LIMIT_S) == 0
         before = steps_told(board, "a")
+        text = run.toml.read_text()
+        assert 'tensorboard = ""' in text
+        run.toml.write_text(text.replace('tensorboard = ""', f'tensorboard = "{board}"'))  # which is the same
         run.start_coordinator()
         last = run.status()["last_commit"]
 

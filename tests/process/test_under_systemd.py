@@ -23,6 +23,7 @@ NOT_ALLOWED = (
 )
 """pidfd_getfd, which units leave out: without a filter it says EBADF."""
 
+CAP_DAC_OVERRIDE = 1  # linux/capability.h
 WATCHDOG_S = 10
 """In place of the 30 and 60 of the units."""
 
@@ -101,6 +102,8 @@ def test_services_start_come_back_when_they_are_killed_or_hang_and_end(tmp_path:
         said = oslo.type(f"{ATOLL} join oslo.invite --install --home /var/lib/oslo --data /srv/texts")
         use(oslo, re.findall(r"^ *(systemctl .+)$", said, re.MULTILINE))
         hub.wait_for_a_commit_of("berlin", "oslo")
+        capabilities = oslo.type("grep CapBnd /proc/$(systemctl show --value -p MainPID atoll-oslo)/status").split()[1]
+        assert int(capabilities, 16) == 1 << CAP_DAC_OVERRIDE, "of root it has no more than files"
 
         berlin.type("systemctl kill --signal=KILL --kill-whom=main atoll-node@berlin")
         wait_for_a_restart(berlin, "atoll-node@berlin")

@@ -71,7 +71,10 @@ def run(args: argparse.Namespace) -> int:
     doctor.show(doctor.of_site(joined(home), home, proxy=proxy))  # a node that would surely fail is not started
     if args.install:
         words = unit.node_command(home, unit.options(args.words, str(args.invite)), args.command)
-        print("it is started by systemd with:", *unit.install(name, words), sep="\n    ")
+        commands = unit.install(name, words)
+        for text in unit.warnings():
+            print(f"warning: {text}", file=sys.stderr)
+        print("it is started by systemd with:", *commands, sep="\n    ")
         return 0
     args.home, args.name, args.coordinator, args.run = home, "", "", ""
     args.insecure = args.insecure_network = False

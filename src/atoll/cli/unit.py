@@ -27,19 +27,51 @@ TimeoutStartSec=infinity
 WatchdogSec=60
 KillMode=mixed
 TimeoutStopSec=360
-NoNewPrivileges=yes
-UMask=0077
 
+# What it does not need, as far as a script of one's own runs with it.
+UMask=0077
+NoNewPrivileges=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged
+# For a library that can do without: an error, and not the end of the process.
+SystemCallErrorNumber=EPERM
+{of_system}
 [Install]
 WantedBy={target}
 """
+OF_SYSTEM = """\
+# The node and its script are root's, and no more of root than files: those of data and script may be anybody's, and lie
+# anywhere but in folders of the system, which are not written.
+CapabilityBoundingSet=CAP_DAC_OVERRIDE
+AmbientCapabilities=
+ProtectSystem=full
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectProc=invisible
+"""
+"""What a user's own systemd has not the privileges for."""
+AS_ROOT = (
+    "the unit is the system's and has no User=: the node and its script run as root. To have them run as somebody "
+    "else, join as that user, whose own systemd then starts the node, or take deploy/systemd/atoll-node@.service"
+)
 
 
 def text(name: str, words: Sequence[str], *, is_system: bool) -> str:
     """`words`: of the command that starts the node, in which paths may begin in this process's folder."""
     target = "multi-user.target" if is_system else "default.target"
     folder = str(Path.cwd()).replace("%", "%%")
-    return UNIT.format(name=name, folder=folder, command=" ".join(quoted(word) for word in words), target=target)
+    command = " ".join(quoted(word) for word in words)
+    of_system = OF_SYSTEM if is_system else ""
+    return UNIT.format(name=name, folder=folder, command=command, of_system=of_system, target=target)
 
 
 def quoted(word: str) -> str:
@@ -58,6 +90,11 @@ def options(words: Sequence[str], invite: str) -> list[str]:
         elif word not in ("join", "--install", "--debug", invite) and not word.startswith("--home="):
             kept.append(word)
     return kept
+
+
+def warnings() -> list[str]:
+    """Of what `install` writes for this user."""
+    return [AS_ROOT] if os.geteuid() == 0 else []
 
 
 def install(name: str, words: Sequence[str]) -> list[str]:

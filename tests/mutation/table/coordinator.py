@@ -191,7 +191,7 @@ MUTATIONS = (
     Mutation(
         name="ready with a store that is stuck",
         rule="a coordinator is ready when its store takes decisions",
-        where="coordinator.service:CoordinatorServer._obstacles",
+        where="coordinator.service:CoordinatorServer.obstacles",
         old="if (stuck_s := self._stuck_s) > STORE_PATIENCE_S:",
         new="if False:",
         tests=(

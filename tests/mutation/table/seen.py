@@ -9,7 +9,71 @@ OF_SITES = "tests/unit/local/test_site_traces.py"
 OF_COORDINATOR = "tests/unit/coordinator/test_tracing.py"
 MEASURING = "tests/fuzz/test_measuring.py"
 
+SCRAPED = "tests/unit/cli/test_scrape.py"
+PAGES = "tests/unit/coordinator/test_status_page.py"
+
 MUTATIONS = (
+    Mutation(
+        name="labels that a node makes up are series",
+        rule="a member makes no series but those of a node",
+        where="src.atoll.cli.scrape",
+        old="action: labelkeep",
+        new="action: replace",
+        tests=(f"{SCRAPED}::test_of_a_node_no_label_is_kept",),
+    ),
+    Mutation(
+        name="names that a node makes up are series",
+        rule="a member makes no series but those of a node",
+        where="src.atoll.cli.scrape:configuration",
+        old='of_nodes = "|".join((*own, ',
+        new='of_nodes = "|".join((*own, "atoll_node_.+", ',
+        tests=(f"{SCRAPED}::test_of_a_node_the_metrics_that_nodes_have_are_kept_and_no_others",),
+    ),
+    Mutation(
+        name="series of a site go by the address that it says",
+        rule="a member makes no series but those of a node",
+        where="coordinator.web:nodes_to_scrape",
+        old=', "instance": site["name"]',
+        new="",
+        tests=(
+            "tests/unit/coordinator/test_metrics.py::test_prometheus_is_told_where_the_nodes_are_that_can_be_scraped",
+        ),
+    ),
+    Mutation(
+        name="who leads is ready",
+        rule="a coordinator is ready with a quorum, and with a store that takes decisions",
+        where="coordinator.web:status_pages.answer",
+        old='if found else plain_text(200, "ok: it leads")',
+        new='if False else plain_text(200, "ok: it leads")',
+        tests=(f"{PAGES}::test_a_leader_that_cannot_do_its_work_is_not_ready_and_lives",),
+    ),
+    Mutation(
+        name="a page at every address has no name on its own machine",
+        rule="whoever is at the coordinator's machine comes to its page by localhost",
+        where="coordinator.main:names_of_page",
+        old="return sorted(names | LOOPBACK_NAMES)  #",
+        new="return sorted(names)  #",
+        tests=(
+            "tests/unit/cli/test_deployments.py"
+            "::test_the_page_of_compose_is_where_it_says_and_prometheus_comes_by_a_name_of_it",
+        ),
+    ),
+    Mutation(
+        name="a unit of root's has all of root's power",
+        rule="what atoll installs leaves open what a node and its script need",
+        where="src.atoll.cli.unit:text",
+        old='OF_SYSTEM if is_system else ""',
+        new='""',
+        tests=("tests/unit/cli/test_unit.py",),
+    ),
+    Mutation(
+        name="root is not told that a script runs as root",
+        rule="a script that runs as root is said",
+        where="src.atoll.cli.unit:warnings",
+        old="if os.geteuid() == 0 else []",
+        new="if False else []",
+        tests=("tests/unit/cli/test_unit.py::test_root_is_told_that_the_node_and_its_script_are_roots",),
+    ),
     Mutation(
         name="each site has a trace of its own",
         rule="all spans of a sync are in one trace",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -10,11 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from atoll.cli import coordinator
 from atoll.cli.main import make_parser, split_command
+from atoll.coordinator.main import names_of_page
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 BIN = Path(sys.executable).parent
@@ -69,6 +73,54 @@ def test_compose_is_what_compose_reads_and_its_commands_are_understood() -> None
         if line.strip().startswith("atoll "):
             words = [word.replace("$site", "a") for word in shlex.split(line)[1:]]
             assert is_understood(words) in ("invite", "token")
+
+
+def test_the_page_of_compose_is_where_it_says_and_prometheus_comes_by_a_name_of_it() -> None:
+    (compose,) = documents("compose.yml")
+    words = compose["services"]["coordinator"]["command"]
+    args = make_parser().parse_args([word.replace("/etc/atoll", str(DEPLOY / "docker")) for word in words])
+    names = names_of_page(coordinator.prepare(args)[1])
+    (page,) = re.findall(r"^# The page: (\S+)", (DEPLOY / "compose.yml").read_text(), re.MULTILINE)
+    (target,) = re.findall(r"--target (\S+)", compose["services"]["invites"]["command"][0])
+    assert urlsplit(page).scheme == "https"
+    assert {urlsplit(page).hostname, target.partition(":")[0]} <= set(names)
+    published = [port.rpartition(":")[0] for port in compose["services"]["coordinator"]["ports"]]
+    assert published == [f"127.0.0.1:{urlsplit(page).port}"]
+
+
+KUBECTL = """#!/bin/sh
+# In place of a cluster: what is to be done in the pod is done here; a secret is made of files that are there.
+shift 2
+case "$1" in
+    exec) shift 3; exec "$@" ;;
+    create) shift 4; for file; do test -r "${file#--from-file=}" || exit 1; done ;;
+esac
+"""
+ATOLL = """#!/bin/sh
+# In place of atoll in the pod: the folder that it writes.
+while [ "$1" != --prometheus ]; do shift; done
+umask 077; mkdir "$2"; for name in token node-token root.pem prometheus.yml; do echo x > "$2/$name"; done
+"""
+
+
+def test_what_is_typed_for_a_prometheus_in_a_cluster_works_as_typed(tmp_path: Path) -> None:
+    text = (DEPLOY / "README.md").read_text().partition("servicemonitor.yaml` scrapes")[2]
+    block = re.search(r"(?:^    .+\n)+", text, re.MULTILINE)
+    assert block is not None
+    (tmp_path / "bin").mkdir()
+    for name, program in (("kubectl", KUBECTL), ("atoll", ATOLL)):
+        (tmp_path / "bin" / name).write_text(program)
+        (tmp_path / "bin" / name).chmod(0o755)
+    typed = block[0].replace("/tmp/p", str(tmp_path / "p"))
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    command = ["bash", "-euo", "pipefail", "-c", typed]
+    done = subprocess.run(
+        command, check=False, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = tmp_path / "scrape"
+    assert {path.name for path in made.iterdir()} == {"token", "root.pem"}
+    assert made.stat().st_mode & 0o77 == 0, "a token is in it"
 
 
 @pytest.mark.parametrize("name", MANIFESTS)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import invite, operator
-from atoll.cli.main import make_parser
-from atoll.protocol.errors import ConfigError
+from atoll.cli.main import main, make_parser
+from atoll.protocol.errors import ConfigError, HostError
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,18 @@ def test_nobody_is_invited_by_half(
     args = make_parser().parse_args(["invite", *words])
     with pytest.raises(ConfigError, match=problem):
         invite.run(args)
+
+
+def test_what_is_asked_for_a_host_and_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str, str]] = []
+
+    def ask(_: object, command: str, *, role: str, name: str, **__: object) -> str:
+        asked.append((command, role, name))
+        if command == "invite":
+            raise HostError("no coordinator here")
+        return ""
+
+    monkeypatch.setattr(operator, "ask", ask)
+    assert main(["invite", "--site", "berlin", "--host", "1"]) == HostError.exit_code
+    assert main(["invite", "--relay", "hub", "--take-back"]) == 0
+    assert asked == [("invite", "host", "berlin/1"), ("take-back", "relay", "hub")]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.cli import operator, rollback
+from atoll.cli.main import main
 from atoll.protocol.errors import HostError
 
 ARGS = Namespace(to=7, reason="", skip_samples=False)
@@ -22,6 +23,13 @@ def test_a_refusal_stands_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     with pytest.raises(HostError, match="the newest commit is 3"):
         rollback.run(ARGS)
     assert capsys.readouterr() == ("", "")
+
+
+def test_samples_are_skipped_when_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped: list[bool] = []
+    monkeypatch.setattr(operator, "ask", lambda *_, skip_samples, **__: skipped.append(skip_samples))
+    assert main(["rollback", "--to", "7", "--skip-samples"]) == main(["rollback", "--to", "7"]) == 0
+    assert skipped == [True, False]
 
 
 def test_who_waits_is_told_for_what(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

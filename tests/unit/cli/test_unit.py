@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from shutil import which
@@ -36,14 +37,51 @@ def test_words_are_quoted_as_systemd_reads_them(word: str, read: str) -> None:
     assert unit.quoted(word) == read
 
 
-@pytest.mark.skipif(which("systemd-analyze") is None, reason="needs Debian's package systemd")
-def test_systemd_finds_no_mistake_in_it(tmp_path: Path) -> None:
+needs_systemd = pytest.mark.skipif(which("systemd-analyze") is None, reason="needs Debian's package systemd")
+
+
+@needs_systemd
+@pytest.mark.parametrize("is_system", [True, False])
+def test_systemd_finds_no_mistake_in_it(tmp_path: Path, is_system: bool) -> None:
     path = tmp_path / "atoll-berlin.service"
-    path.write_text(unit.text("berlin", ["/bin/true", "--data", "/a b", "%h $x"], is_system=True))
+    path.write_text(unit.text("berlin", ["/bin/true", "--data", "/a b", "%h $x"], is_system=is_system))
     said = subprocess.run(
         ["systemd-analyze", "verify", str(path)], check=False, capture_output=True, text=True, timeout=60
     )
     assert (said.returncode, said.stderr) == (0, "")
+
+
+@needs_systemd
+@pytest.mark.parametrize(("is_system", "most"), [(True, 4.0), (False, 6.5)])
+def test_it_leaves_little_open(tmp_path: Path, is_system: bool, most: float) -> None:
+    """A unit of a user's own systemd has what needs no privilege, and is judged as one of the system."""
+    path = tmp_path / "atoll-berlin.service"
+    path.write_text(unit.text("berlin", ["/bin/true"], is_system=is_system))
+    command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(path)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    found = re.search(r"Overall exposure level for .*: ([0-9.]+)", said)
+    assert found is not None, said
+    assert float(found[1]) <= most, said
+
+
+def test_it_leaves_open_what_the_unit_in_deploy_does_and_folders_beside() -> None:
+    """Home, data, and what a script writes may lie anywhere but in the system's own folders, and be anybody's."""
+    deployed = (Path(__file__).parents[3] / "deploy" / "systemd" / "atoll-node@.service").read_text()
+    its_own = set(re.findall(r"^\w+=.*$", deployed.partition("# What it does not need")[2], re.MULTILINE))
+    written = set(unit.text("berlin", ["/bin/true"], is_system=True).splitlines())
+    of_folders = {"ProtectSystem=strict", "ProtectHome=read-only", "PrivateTmp=yes"}
+    of_a_user = {"CapabilityBoundingSet=", "RemoveIPC=yes"}
+    assert its_own - written == of_folders | of_a_user
+    assert written >= {"ProtectSystem=full", "CapabilityBoundingSet=CAP_DAC_OVERRIDE"}
+
+
+def test_root_is_told_that_the_node_and_its_script_are_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert unit.warnings() == []
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    (said,) = unit.warnings()
+    assert "as root" in said
+    assert "atoll-node@.service" in said
 
 
 def test_a_user_gets_a_unit_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

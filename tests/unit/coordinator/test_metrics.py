@@ -258,8 +258,11 @@ def test_a_hostile_member_makes_no_series() -> None:
 
 def test_prometheus_is_told_where_the_nodes_are_that_can_be_scraped() -> None:
     story = a_story()
-    expected = [{"targets": ["10.0.0.5:9100"], "labels": {"site": "a"}}]
+    expected = [{"targets": ["10.0.0.5:9100"], "labels": {"site": "a", "instance": "a"}}]
     assert web.nodes_to_scrape(document_of(story)) == expected
+    story.says("a", replace(TOLD, metrics_address="10.0.0.6:9101"))
+    moved = [expected[0] | {"targets": ["10.0.0.6:9101"]}]
+    assert web.nodes_to_scrape(document_of(story)) == moved, "another address makes no other series"
     story.leave("a")
     assert web.nodes_to_scrape(document_of(story)) == []
 

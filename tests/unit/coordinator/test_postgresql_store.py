@@ -214,6 +214,17 @@ def test_whoever_leads_next_has_the_roots_that_the_first_one_came_to(two: Two) -
         lease_a.stand_by(frozenset())
 
 
+def test_where_the_roots_were_lost_the_next_one_has_another(two: Two) -> None:
+    """As docs/operations.md has it typed."""
+    (a, lease), (b, _) = two.one("a", "aa"), two.one("b", "bb")
+    a.begin(SETTINGS)
+    lease.end()
+    with pytest.raises(ConfigError, match="the run's root is another one"):
+        b.begin(SETTINGS)
+    two.do("UPDATE atoll.lease SET stage = NULL")
+    assert b.begin(SETTINGS).term == 2
+
+
 @pytest.mark.parametrize(
     ("statement", "says"),
     [

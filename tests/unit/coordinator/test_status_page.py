@@ -7,7 +7,7 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 from unittest.mock import ANY
@@ -45,14 +45,14 @@ def shown(document: dict[str, Any]) -> bytes:
     return pages.metrics(families(METRICS, document)).body
 
 
-def served(check: Callable[[str], None], document: dict[str, Any]) -> None:
+def served(check: Callable[[str], None], document: dict[str, Any], obstacles: Sequence[str] = ()) -> None:
     """Runs `check(base url)` on a thread while the page is served."""
 
     async def main() -> None:
         async def on_loop() -> dict[str, Any]:
             return document
 
-        page = status_pages(on_loop)
+        page = status_pages(on_loop, obstacles=lambda: iter(obstacles))
         await page.start("127.0.0.1:0", "the status page")
         try:
             await asyncio.to_thread(check, f"http://{page.address}")
@@ -94,6 +94,14 @@ def test_the_pages() -> None:
         assert get(base + "/../secret")[0] == 404
 
     served(check, document)
+
+
+def test_a_leader_that_cannot_do_its_work_is_not_ready_and_lives() -> None:
+    def check(base: str) -> None:
+        assert get(base + "/readyz") == (503, ANY, b"it leads, and is not ready: no quorum; the store is stuck\n")
+        assert get(base + "/livez")[0] == get(base + "/healthz")[0] == get(base + "/status.json")[0] == 200
+
+    served(check, a_document(), ["no quorum", "the store is stuck"])
 
 
 def test_nothing_of_a_run_can_become_markup() -> None:
