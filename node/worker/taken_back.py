@@ -3,8 +3,8 @@
 It has values of its own, which no search has found: masters that it rounds at random, slow weights of a look-ahead. A
 few elements of each tensor are looked at before an update is taken, after it, and after each of some steps. With `d`
 the update and `c` what one step changed, the step took back the share `f = -(c . d) / (d . d)`; it was this and no
-training if `c` points where `-d` does, and not where the gradient or its signs do, and is larger than other steps are:
-an average undoes a part of what this site has trained, and momentum goes on with that in steps of the usual size. Seen
+training if `c` points where `-d` does, is not made of gradients and momentum, and is larger than other steps are: an
+average undoes a part of what this site has trained, and momentum goes on with that in steps of the usual size. Seen
 after two updates, of the same tensor, this ends the site with the tensor's name; one may be chance. Each fragment has
 updates of its own, after which its own tensors are looked at. Where several updates came in few steps, a look-ahead
 takes back their sum, so `d` is also the sum of the last ones.
@@ -167,8 +167,7 @@ class TakenBack:
         squares = changes.square().sum(-1)
         moved = squares > 0  # an expert without a token, a layer that rests, moves in few steps
         usual = torch.where(moved, squares, torch.nan).nanmedian(dim=0).values
-        trained = _is_along(changes, gradients) | _is_along(changes, gradients.sign())
-        trained |= _signs(changes, gradients).abs() >= SIGNS_TRAINED * (changes != 0).sum(-1)
+        trained = _signs(changes, gradients).abs() >= SIGNS_TRAINED * (changes != 0).sum(-1)
         trained |= (squares < MIN_TIMES**2 * usual) | (moved.sum(0) < MIN_MOVES)
         of.lately = [*of.lately[-NUM_STEPS:], (len(changes), update)]
         found, together, num_steps = torch.zeros(len(update), dtype=torch.float64), torch.zeros_like(update), 0
@@ -177,6 +176,9 @@ class TakenBack:
             if num_steps > NUM_STEPS:
                 break
             shares = torch.where(trained, 0.0, _share_taken(changes, together))
+            for step, tensor in shares.nonzero().tolist():  # hardly ever any
+                if _is_of_gradients(changes[:, tensor], gradients[:, tensor], step):
+                    shares[step, tensor] = 0.0
             found = torch.maximum(found, shares.amax(0))
         struck = found > 0
         of.has_strikes |= bool(struck.any())
@@ -211,6 +213,17 @@ def _share_taken(changes: Tensor, update: Tensor) -> Tensor:
     is_shown = (num_updated >= MIN_ELEMENTS) & (share >= MIN_SHARE) & _is_along(changes, update)
     is_shown &= -_signs(changes, update) >= SIGNS_TAKEN * num_updated
     return torch.where(is_shown, share, 0.0)
+
+
+def _is_of_gradients(changes: Tensor, gradients: Tensor, step: int) -> bool:
+    """Whether the change is a sum of multiples of the gradient, of its signs, and of what is the momentum: changes and
+    gradients of the steps beside this one."""
+    beside = [each[n] for n in (step - 1, step + 1) if 0 <= n < len(changes) for each in (changes, gradients)]
+    by = torch.stack([gradients[step], gradients[step].sign(), *beside], dim=1)
+    if not bool(by.isfinite().all()):
+        return True  # nothing is known
+    rest = changes[step] - by @ torch.linalg.lstsq(by, changes[step, :, None]).solution[:, 0]
+    return bool(rest.square().sum() < (1 - SAME_DIRECTION) * changes[step].square().sum())
 
 
 def _is_along(one: Tensor, other: Tensor) -> Tensor:

@@ -183,8 +183,16 @@ MUTATIONS = (
         rule="a site whose optimizer only goes on as before is not ended",
         where="node.worker.taken_back:TakenBack._close",
         old="_signs(changes, gradients).abs() >=",
-        new="_signs(changes, gradients).abs() > 1 +",
+        new="_signs(changes, gradients).abs() > 99 +",
         tests=(f"{TAKEN_BACK}::test_a_gradient_that_is_scaled_for_each_element_explains_its_step",),
+    ),
+    Mutation(
+        name="momentum and a gradient together explain nothing",
+        rule="a site whose optimizer only goes on as before is not ended",
+        where="node.worker.taken_back:_is_of_gradients",
+        old=", *beside]",
+        new="]",
+        tests=(f"{TAKEN_BACK}::test_momentum_and_a_gradient_together_explain_a_step",),
     ),
     Mutation(
         name="LBFGS is watched",
@@ -232,7 +240,7 @@ MUTATIONS = (
         where="node.worker.taken_back:TakenBack._close",
         old="(squares < MIN_TIMES**2 * usual) | ",
         new="",
-        tests=(f"{SCRIPTS}::test_momentum_that_goes_on_with_what_an_average_has_undone_takes_nothing_back",),
+        tests=(f"{SCRIPTS}::test_an_expert_that_rests_in_most_steps_and_goes_on_with_its_momentum_takes_nothing_back",),
     ),
     Mutation(
         name="an expert that rests has no step like others",

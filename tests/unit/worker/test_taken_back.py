@@ -46,11 +46,10 @@ def run_of(
     fragments: int,
     every: int,
     mode: MergeMode = REPLACE,
-    **of_run: int,
 ) -> None:
     """A start and so many updates, of one fragment after the other; each moves the fragment's weights at random, by
     much more than a step does."""
-    settings = replace(SETTINGS, **of_run, sync=replace(SETTINGS.sync, fragments=fragments))
+    settings = replace(SETTINGS, checkpoint_every=3, sync=replace(SETTINGS.sync, fragments=fragments))
     monkeypatch.setattr(join_module, "connect", lambda: node.connection(settings))
     step = every // fragments
 
@@ -156,25 +155,30 @@ def test_lbfgs_that_solves_the_sites_problem_in_a_step_takes_nothing_back(
     assert len(node.said("merged")) == 7
 
 
-def test_a_closure_whose_gradient_explains_the_step_takes_nothing_back(
-    monkeypatch: pytest.MonkeyPatch, node: FakeNode
-) -> None:
-    """One step solves nearly all of so small a problem; the gradient before the step is the one of the last step."""
-    run_of(monkeypatch, node, 6, fragments=1, every=8)
+def test_momentum_and_a_gradient_together_explain_a_step() -> None:
+    """Neither does alone. They undo each update, and then the gradient undoes the momentum."""
     net = nn.Linear(8, 8, bias=False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.9)
+    watch = TakenBack(find_tensors([net], [optimizer]), [optimizer])
+    generator = torch.Generator().manual_seed(1)
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = net.weight.square().sum() / 2
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
+    def random(size: float) -> Tensor:
+        return size * torch.randn(8, 8, generator=generator)
 
-    with atoll.join(net, optimizer, ramp_steps=0) as site:
-        while site.running:
-            optimizer.step(closure)
-            site.step(tokens=1)
-    assert len(node.said("merged")) == 7
+    def step_with(momentum: Tensor) -> None:
+        had = optimizer.state[net.weight].get("momentum_buffer")
+        net.weight.grad = momentum - (0.9 * had if had is not None else 0.0)
+        optimizer.step()
+        watch.stepped()
+
+    for _ in range(4):
+        step_with(random(1.0))
+        undone = 0.9 * optimizer.state[net.weight]["momentum_buffer"] + random(1.0)
+        with watch.update(), torch.no_grad():
+            net.weight.add_(undone)
+        step_with(undone)
+        for _ in range(NUM_STEPS):
+            step_with(random(0.1))
 
 
 class Scaled(torch.optim.Optimizer):
@@ -186,23 +190,46 @@ class Scaled(torch.optim.Optimizer):
         super().__init__(params, {})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], None] | None = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            closure()
         for parameter in self.param_groups[0]["params"]:
             parameter.sub_(parameter.grad / self.scales, alpha=0.9)
+
+
+def solve(monkeypatch: pytest.MonkeyPatch, node: FakeNode, *, in_closure: bool) -> None:
+    """One step solves nearly all of so small a problem, which is a little different in each."""
+    run_of(monkeypatch, node, 6, fragments=1, every=8)
+    net = nn.Linear(8, 8, bias=False)
+    optimizer = Scaled(net.parameters())
+    generator = torch.Generator().manual_seed(1)
+
+    def closure() -> None:
+        solution = 0.05 * torch.randn(8, 8, generator=generator)
+        net.weight.grad = Scaled.scales * (net.weight.detach() - solution)
+
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+        while site.running:
+            if in_closure:
+                optimizer.step(closure)
+            else:
+                closure()
+                optimizer.step()
+            site.step(tokens=1)
+    assert len(node.said("merged")) == 7
 
 
 def test_a_gradient_that_is_scaled_for_each_element_explains_its_step(
     monkeypatch: pytest.MonkeyPatch, node: FakeNode
 ) -> None:
-    run_of(monkeypatch, node, 6, fragments=1, every=8)
-    net = nn.Linear(8, 8, bias=False)
-    optimizer = Scaled(net.parameters())
-    with atoll.join(net, optimizer, ramp_steps=0) as site:
-        while site.running:
-            net.weight.grad = Scaled.scales * net.weight.detach()
-            optimizer.step()
-            site.step(tokens=1)
-    assert len(node.said("merged")) == 7
+    solve(monkeypatch, node, in_closure=False)
+
+
+def test_a_closure_whose_gradient_explains_the_step_takes_nothing_back(
+    monkeypatch: pytest.MonkeyPatch, node: FakeNode
+) -> None:
+    """Before the step there is the gradient of the last one."""
+    solve(monkeypatch, node, in_closure=True)
 
 
 class Watched:
@@ -330,14 +357,13 @@ def test_masters_of_all_fragments_take_the_runs_values_after_a_crash(
     net = layers()
     optimizer = InState(net.parameters(), lr=0.1)
     node.checkpoint_folder = str(tmp_path)
-    run_of(monkeypatch, node, 1, fragments=2, every=8)
+    run_of(monkeypatch, node, 1, fragments=2, every=4)
     join_and_train(net, optimizer)
     again = layers()
     optimizer = InState(again.parameters(), lr=0.1)
-    run_of(monkeypatch, node, 0, fragments=2, every=8)
+    run_of(monkeypatch, node, 0, fragments=2, every=4)
     with atoll.join(again, optimizer, ramp_steps=0):
         for name, parameter in again.named_parameters():
             assert optimizer.state[parameter]["steps"] > 0
-            assert optimizer.state[parameter]["w32"].flatten().tolist() == node.values(node.publish, name).tolist(), (
-                name
-            )
+            masters = optimizer.state[parameter]["w32"].flatten()
+            assert torch.equal(masters, torch.tensor(node.values(node.publish, name))), name
