@@ -86,7 +86,7 @@ class JoinedSite(Site):
                 f"atoll: the buffer {name!r} holds values that are not finite. It must not change in training, because "
                 f'they have no mean; if it does: atoll.join(..., buffers={{"{name}": "local"}})\n'
             )
-        self._checks = ScriptChecks(tensors, optimizers, max_skipped)
+        self._checks = ScriptChecks(tensors, optimizers, max_skipped, connection.settings.sync.fragments)
         self._checkpoints: LocalCheckpoints | None = None
         self._checkpoint_every = connection.settings.checkpoint_every
         folder, unkept = connection.greeting.checkpoint_folder, keeps_no_state(optimizers)
@@ -424,7 +424,8 @@ class JoinedSite(Site):
             raise
 
     def _apply(self, answer: Answer) -> None:
-        with self._checks.update(is_restored=answer.fresh and self._restored_step is not None) as copies:
+        is_restored = self._restored_step is not None and self._steps == 0
+        with self._checks.update(answer.fragment, is_restored=is_restored) as copies:
             self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh, copies_of=copies)
         known_step = self._restored_step if answer.fresh else self.inner_step  # the optimizers know the run up to there
         self._note_base(answer)

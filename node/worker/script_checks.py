@@ -27,11 +27,12 @@ class ScriptChecks:
         tensors: ModelTensors,
         optimizers: Sequence[torch.optim.Optimizer],
         max_skipped: int = DEFAULT_MAX_SKIPPED,
+        num_fragments: int = 1,
     ) -> None:
         self._tensors, self._optimizers = tensors, optimizers
         own = [optimizer for optimizer in optimizers if not isinstance(optimizer, NodeOptimizer)]
         self.copies = OptimizerCopies(tensors, own)
-        self._taken_back = TakenBack(tensors, own) if own else None
+        self._taken_back = TakenBack(tensors, own, num_fragments) if own else None
         self._steps = StepCount(own, max_skipped) if own else None
         self._others = OtherOptimizers(own) if own else None
         self._constant = ConstantBuffers(tensors.held)
@@ -76,11 +77,11 @@ class ScriptChecks:
                 handle.remove()
 
     @contextmanager
-    def update(self, *, is_restored: bool = False) -> Iterator[Copies]:
-        """Within it an update is taken: gives the optimizers' copies, which take it too. `is_restored`: the optimizers
-        are as a checkpoint had them, and did no step since."""
-        watched = self._taken_back.update(has_old_state=is_restored) if self._taken_back is not None else nullcontext()
-        with watched:
+    def update(self, fragment: int = 0, *, is_restored: bool = False) -> Iterator[Copies]:
+        """Within it an update of the fragment is taken: gives the optimizers' copies, which take it too. `is_restored`:
+        the optimizers are as a checkpoint had them, and did no step since."""
+        taken_back = self._taken_back
+        with nullcontext() if taken_back is None else taken_back.update(fragment, has_old_state=is_restored):
             yield self.copies.find(is_restored=is_restored)
         self._constant.taken()
 

@@ -3,9 +3,11 @@
 It has values of its own, which no search has found: masters that it rounds at random, slow weights of a look-ahead. A
 few elements of each tensor are looked at before an update is taken, after it, and after each of some steps. With `d`
 the update and `c` what one step changed, the step took back the share `f = -(c . d) / (d . d)`; it was this and no
-training if `c` points where `-d` does, and not where the gradient or its sign does, and is larger than other steps are:
-an average undoes a part of what this site has trained, and momentum goes on with that in steps of the usual size. Seen
-at two updates, of the same tensor, this ends the site with the tensor's name; one may be chance.
+training if `c` points where `-d` does, is not made of gradients and momentum, and is larger than other steps are: an
+average undoes a part of what this site has trained, and momentum goes on with that in steps of the usual size. Seen
+after two updates, of the same tensor, this ends the site with the tensor's name; one may be chance. Each fragment has
+updates of its own, after which its own tensors are looked at. Where several updates came in few steps, a look-ahead
+takes back their sum, so `d` is also the sum of the last ones.
 """
 
 from __future__ import annotations
@@ -13,22 +15,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.optim import LBFGS
 from torch.utils.hooks import RemovableHandle
 
 from atoll.node.worker.local_steps import local_of
 from atoll.node.worker.optimizer_copies import NUM_SAMPLES, sample_places
-from atoll.node.worker.tensors import Held, ModelTensors
+from atoll.node.worker.step_count import stepping
+from atoll.node.worker.tensors import ModelTensors
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Role
 
 NUM_UPDATES = 3
-"""So many are watched from the first step on: an optimizer is what it is."""
+"""So many are watched of each fragment, from the first step on: an optimizer is what it is."""
 NUM_STEPS = 12
-"""After an update: a look-ahead comes at each fifth or sixth step."""
+"""After an update: a look-ahead comes at each fifth or sixth step. Twice as many in all, where updates come sooner."""
 MIN_ELEMENTS = NUM_SAMPLES // 2
 """That an update changed, of the samples of a tensor; fewer show nothing."""
 MIN_SHARE = 0.3
@@ -38,58 +43,105 @@ MIN_TIMES = 3.0
 """A step that takes back is so many times as large as the median of those that are watched. Of one alone nothing is
 known."""
 MIN_MOVES = 2
+SIGNS_TAKEN, SIGNS_TRAINED = 0.5, 0.8
+"""Elements with the same sign less those with the other one, as a share: a few large elements are no direction. A
+gradient that is scaled for each element, as by Adam, keeps its signs."""
+
+
+@dataclass(slots=True)
+class _Fragment:
+    """The update that is watched, if any, and what was watched before."""
+
+    before: list[Tensor] = field(default_factory=list)
+    after: list[Tensor] = field(default_factory=list)
+    changes: list[list[Tensor]] = field(default_factory=list)  # of each step since
+    gradients: list[list[Tensor]] = field(default_factory=list)
+    lately: list[tuple[int, Tensor]] = field(default_factory=list)  # updates before, and steps after each
+    num_updates: int = 0
+    num_steps: int = 0
+    has_strikes: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """Windows of one step show nothing, however many there are."""
+        factor = 2 if self.has_strikes else 1
+        shows = self.num_steps >= MIN_MOVES * self.num_updates
+        is_enough = self.num_steps >= 2 * NUM_STEPS * factor or not shows
+        return self.num_updates >= NUM_UPDATES * factor and is_enough
 
 
 class TakenBack:
-    """Of one rank; costs nothing but while it watches."""
+    """Of one rank; costs nothing but while it watches. Parameters of LBFGS are not watched: one step of it may solve
+    the own problem of the site, wherever it begins."""
 
-    def __init__(self, tensors: ModelTensors, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, tensors: ModelTensors, optimizers: Sequence[torch.optim.Optimizer], num_fragments: int = 1
+    ) -> None:
+        owners = {id(p): o for o in reversed(optimizers) for group in o.param_groups for p in group["params"]}
+        found = [(h, owners.get(id(h.parameter), optimizers[0])) for h in tensors.held if h.spec.role is Role.TRAINABLE]
+        found = [(h, o) for h, o in found if h.local().numel() >= MIN_ELEMENTS and not isinstance(o, LBFGS)]
+        found.sort(key=lambda of: str(of[0].local().device))  # as `_sample` has them
+        self._held, self._owners = [held for held, _ in found], [owner for _, owner in found]
         self._optimizers = optimizers
-        self._held = [h for h in tensors.held if h.spec.role is Role.TRAINABLE and h.local().numel() >= MIN_ELEMENTS]
         self._places = [sample_places(held.local()) for held in self._held]
-        self._left = NUM_UPDATES if self._held else 0
-        self._num_steps = 0
-        self._before: list[Tensor] = []
-        self._trail: list[list[Tensor]] = []  # after the update, and after each step
-        self._gradients: list[list[Tensor]] = []  # of each of these steps
-        self._strikes: set[int] = set()
+        self._fragments = [_Fragment() for _ in range(num_fragments)] if self._held else []
+        self._has_stepped = False
+        self._now: list[Tensor] = []  # values after the last update or step
+        self._gradients: dict[int, list[Tensor]] = {}  # of the step that is being done, by optimizer
+        self._num_strikes = torch.zeros(len(self._held), dtype=torch.int64)
         self._most_steps = 0  # that were watched after an update
         self._handles: list[RemovableHandle] = []
 
     @contextmanager
-    def update(self, *, has_old_state: bool = False) -> Iterator[None]:
-        """Within it an update is taken, for one fragment or another at the same step. `has_old_state`: the optimizers
-        have a checkpoint's state, though they have done no step here. Raises ConfigError for the one before it."""
-        if len(self._trail) > 1:
-            self._close()
-        if self._left == 0 or not (self._num_steps or has_old_state or self._trail):
+    def update(self, fragment: int = 0, *, has_old_state: bool = False) -> Iterator[None]:
+        """Within it an update of the fragment is taken. `has_old_state`: the optimizers have a checkpoint's state,
+        though they have done no step here. Raises ConfigError for the one before it."""
+        of = self._fragments[fragment] if self._fragments else None
+        if of is not None and of.changes:
+            self._close(of)
+        if of is None or of.is_done or not (self._has_stepped or has_old_state):
             yield
             return
-        before = self._before if self._trail else self._sample()
+        before = of.before or self._sample()  # two at one step are one
         yield
-        self._before, self._trail, self._gradients = before, [self._sample()], []
+        self._now = self._sample()
+        of.before, of.after = before, self._now
         if not self._handles:
-            self._handles = [o.register_step_pre_hook(self._before_step) for o in self._optimizers]
+            self._handles = [
+                stepping(optimizer).register_step_post_hook(partial(self._after_step, optimizer))
+                for optimizer in self._optimizers
+            ]
 
     def stepped(self) -> None:
         """After each step. Raises ConfigError, naming the tensor."""
-        self._num_steps += 1
-        if not self._trail:
+        self._has_stepped = True
+        watched = [of for of in self._fragments if of.before]
+        if not watched:
             return
-        self._trail.append(self._sample())
-        if len(self._gradients) < len(self._trail) - 1:  # a step without the hook of torch's
-            self._gradients.append([torch.zeros_like(values) for values in self._trail[-1]])
-        if len(self._trail) > NUM_STEPS:
-            self._close()
+        then, self._now = self._now, self._sample()
+        change = [now - before for now, before in zip(self._now, then, strict=True)]
+        # Zeros where torch's hook was not called. Each parameter has one owner.
+        gradient = [torch.zeros_like(values) for values in change]
+        for of_owner in self._gradients.values():
+            gradient = [one + other for one, other in zip(gradient, of_owner, strict=True)]
+        self._gradients.clear()
+        for of in watched:
+            of.changes.append(change)
+            of.gradients.append(gradient)
+            if len(of.changes) >= NUM_STEPS:
+                self._close(of)
 
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _before_step(self, *_of_step: object) -> None:
-        if self._trail and len(self._gradients) < len(self._trail):
-            grads = [held.parameter.grad if held.parameter is not None else None for held in self._held]
-            self._gradients.append(self._sample(grads))
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_of_step: object) -> None:
+        """After it the gradients are those of this step, also where a closure within it has made them."""
+        if any(of.before for of in self._fragments):
+            own = zip(self._held, self._owners, strict=True)
+            self._gradients[id(optimizer)] = self._sample(
+                [h.parameter.grad if h.parameter is not None and owner is optimizer else None for h, owner in own]
+            )
 
     @torch.no_grad()
     def _sample(self, values: Sequence[Tensor | None] | None = None) -> list[Tensor]:
@@ -103,36 +155,45 @@ class TakenBack:
             rows.setdefault(mine.device, []).append(row.detach().to(torch.float32))
         return [torch.stack(of_device) for of_device in rows.values()]
 
-    def _close(self) -> None:
+    def _close(self, of: _Fragment) -> None:
         """The last update has been watched to its end."""
-        before, *trail = (_on_host(values) for values in (self._before, *self._trail))
-        gradients = [_on_host(values) for values in self._gradients]
-        self._before, self._trail, self._gradients = [], [], []
-        self._left -= 1
-        self._most_steps = max(self._most_steps, len(trail) - 1)
-        update, changes = trail[0] - before, [later - earlier for earlier, later in pairwise(trail)]
-        squares = torch.stack([change.square().sum(1) for change in changes])
+        update = _on_host(of.after) - _on_host(of.before)
+        # (steps, tensors, NUM_SAMPLES)
+        changes, gradients = (torch.stack([_on_host(v) for v in each]) for each in (of.changes, of.gradients))
+        of.before, of.after, of.changes, of.gradients = [], [], [], []
+        of.num_updates += 1
+        of.num_steps += len(changes)
+        self._most_steps = max(self._most_steps, len(changes))
+        squares = changes.square().sum(-1)
         moved = squares > 0  # an expert without a token, a layer that rests, moves in few steps
         usual = torch.where(moved, squares, torch.nan).nanmedian(dim=0).values
-        found = torch.zeros(len(update), dtype=torch.float64)
-        for change, gradient in zip(changes, gradients, strict=False):
-            trained = _is_along(change, gradient) | _is_along(change, gradient.sign())
-            trained |= (change.square().sum(1) < MIN_TIMES**2 * usual) | (moved.sum(0) < MIN_MOVES)
-            found = torch.maximum(found, torch.where(trained, 0.0, _share_taken(change, update)))
-        struck = {int(index) for index in found.nonzero()}
-        again = sorted(self._strikes & struck)
-        self._strikes = struck
-        self._left = max(self._left, 1 if struck else 0)
+        trained = _signs(changes, gradients).abs() >= SIGNS_TRAINED * (changes != 0).sum(-1)
+        trained |= (squares < MIN_TIMES**2 * usual) | (moved.sum(0) < MIN_MOVES)
+        of.lately = [*of.lately[-NUM_STEPS:], (len(changes), update)]
+        found, together, num_steps = torch.zeros(len(update), dtype=torch.float64), torch.zeros_like(update), 0
+        for since, one in reversed(of.lately):
+            together, num_steps = together + one, num_steps + since
+            if num_steps > NUM_STEPS:
+                break
+            shares = torch.where(trained, 0.0, _share_taken(changes, together))
+            for step, tensor in shares.nonzero().tolist():  # hardly ever any
+                if _is_of_gradients(changes[:, tensor], gradients[:, tensor], step):
+                    shares[step, tensor] = 0.0
+            found = torch.maximum(found, shares.amax(0))
+        struck = found > 0
+        of.has_strikes |= bool(struck.any())
+        self._num_strikes += struck
+        again = (struck & (self._num_strikes >= 2)).nonzero().flatten().tolist()
         if again:
-            held = self._ordered()[again[0]]
+            first = again[0]
             raise ConfigError(
-                f"{held.spec.name!r}: {self._kind_of(held)} took back {min(1.0, float(found[again[0]])):.0%} of what "
-                f"came from the other sites in a step after it, twice, as it did with {len(again)} of "
-                f"{len(self._held)} tensors. It has weights of its own (fp32 masters, slow weights of a look-ahead), "
-                "which no update reaches: join with an optimizer that changes the model's parameters in place, as "
-                "those of torch.optim do on parameters in float32"
+                f"{self._held[first].spec.name!r}: {type(self._owners[first]).__name__} took back "
+                f"{min(1.0, float(found[first])):.0%} of what came from the other sites in a step after it, twice, as "
+                f"it did with {len(again)} of {len(self._held)} tensors. It has weights of its own (fp32 masters, slow "
+                "weights of a look-ahead), which no update reaches: join with an optimizer that changes the model's "
+                "parameters in place, as those of torch.optim do on parameters in float32"
             )
-        if self._left == 0:
+        if all(each.is_done for each in self._fragments):
             self.close()
             if self._most_steps < MIN_MOVES:
                 sys.stderr.write(
@@ -140,32 +201,37 @@ class TakenBack:
                     "it back cannot be told from one that trains; with sync.every of 2 or more it would be named\n"
                 )
 
-    def _ordered(self) -> list[Held]:
-        """As `_sample` has them: by device."""
-        by_device: dict[torch.device, list[Held]] = {}
-        for held in self._held:
-            by_device.setdefault(held.local().device, []).append(held)
-        return [held for of_device in by_device.values() for held in of_device]
-
-    def _kind_of(self, held: Held) -> str:
-        of = (
-            o for o in self._optimizers for group in o.param_groups if any(p is held.parameter for p in group["params"])
-        )
-        return type(next(of, self._optimizers[0])).__name__
-
 
 def _on_host(values: Sequence[Tensor]) -> Tensor:
     return torch.cat([of_device.to("cpu", torch.float64) for of_device in values])
 
 
-def _share_taken(change: Tensor, update: Tensor) -> Tensor:
-    """Of each tensor: which share of the update is gone; 0 where something else changed as well."""
-    share = -(change * update).sum(1) / (update * update).sum(1).clamp_min(torch.finfo(torch.float64).tiny)
-    is_shown = ((update != 0).sum(1) >= MIN_ELEMENTS) & (share >= MIN_SHARE) & _is_along(change, update)
+def _share_taken(changes: Tensor, update: Tensor) -> Tensor:
+    """Of each tensor in each step: which share of the update is gone; 0 where something else changed as well."""
+    share = -(changes * update).sum(-1) / (update * update).sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
+    num_updated = (update != 0).sum(-1)
+    is_shown = (num_updated >= MIN_ELEMENTS) & (share >= MIN_SHARE) & _is_along(changes, update)
+    is_shown &= -_signs(changes, update) >= SIGNS_TAKEN * num_updated
     return torch.where(is_shown, share, 0.0)
+
+
+def _is_of_gradients(changes: Tensor, gradients: Tensor, step: int) -> bool:
+    """Whether the change is a sum of multiples of the gradient, of its signs, and of what is the momentum: changes and
+    gradients of the steps beside this one."""
+    beside = [each[n] for n in (step - 1, step + 1) if 0 <= n < len(changes) for each in (changes, gradients)]
+    by = torch.stack([gradients[step], gradients[step].sign(), *beside], dim=1)
+    if not bool(by.isfinite().all()):
+        return True  # nothing is known
+    rest = changes[step] - by @ torch.linalg.lstsq(by, changes[step, :, None]).solution[:, 0]
+    return bool(rest.square().sum() < (1 - SAME_DIRECTION) * changes[step].square().sum())
 
 
 def _is_along(one: Tensor, other: Tensor) -> Tensor:
     """In the same direction, or the opposite one."""
-    both = (one * other).sum(1).square()
-    return both > SAME_DIRECTION * one.square().sum(1) * other.square().sum(1)
+    both = (one * other).sum(-1).square()
+    return both > SAME_DIRECTION * one.square().sum(-1) * other.square().sum(-1)
+
+
+def _signs(one: Tensor, other: Tensor) -> Tensor:
+    """Elements of the same sign less those of the opposite one."""
+    return (one * other).sign().sum(-1)

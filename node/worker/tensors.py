@@ -54,6 +54,9 @@ OWN_PARAMETERS = {
     "it keeps averaged weights": ("swa_buffer", "ema", "averaged_model", "averager"),
 }
 """What optimizers keep parameters of their own for, and the attributes, state keys and group keys that tell of it."""
+DUAL_AVERAGING = frozenset({"MADGRAD", "MirrorMADGRAD", "DAdaptSGD", "DAdaptAdaGrad"})
+"""Classes that with momentum go a part of the way to a point of their own in each step, as training might: what they do
+does not tell, and before the first step nothing else does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +403,13 @@ def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], found: Sequen
                     f"{kind} would overwrite what comes from the other sites ({reason}: {marker!r}); "
                     "use an optimizer that changes the model's parameters in place"
                 )
+        has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
+        if has_momentum and not DUAL_AVERAGING.isdisjoint(cls.__name__ for cls in type(optimizer).__mro__):
+            raise ConfigError(
+                f"{kind} would overwrite what comes from the other sites (dual averaging with momentum: each step goes "
+                "on towards a point of its own, which no update reaches); use an optimizer that changes the model's "
+                "parameters in place"
+            )
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if identity(parameter) not in known:

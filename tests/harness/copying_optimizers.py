@@ -75,6 +75,37 @@ class Within(torch.optim.Optimizer):
             parameter.copy_(twin)
 
 
+class DualAveraging(torch.optim.Optimizer):
+    """As MADGRAD: each step goes a tenth of the way to a point that is made of the first values and all gradients."""
+
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["x0"], state["s"] = parameter.detach().clone(), torch.zeros_like(parameter)
+                state["s"].add_(parameter.grad, alpha=group["lr"])
+                parameter.lerp_(state["x0"] - state["s"], 1 - group["momentum"])
+
+
+class Wrapper(torch.optim.Optimizer):
+    """It passes on to the one within, without `Optimizer.__init__`: it has no hooks."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        self.param_groups, self.defaults, self.state = inner.param_groups, inner.defaults, inner.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+
 class Lookahead(torch.optim.Optimizer):
     """As timm has it: without `Optimizer.__init__`, so no hook of it is ever called, and with slow weights in the state
     of the optimizer within."""

@@ -92,6 +92,20 @@ def test_optimizers_of_timm_take_nothing_back(of_timm: Callable[[str], Any], nod
     assert len(node.said("merged")) == 6
 
 
+def test_madgrad_of_timm_is_refused_by_name(of_timm: Callable[[str], Any], node: FakeNode) -> None:
+    """Without momentum it has no point of its own."""
+    net = network()
+    node.script = [*seeded(node), *updates(node, 3), (4 * BETWEEN, STOP)]
+    with pytest.raises(ConfigError, match=r"MADGRAD would overwrite what comes from the other sites \(dual averaging"):
+        atoll.join(net, of_timm("MADGRAD")(net.parameters(), lr=0.02))
+    optimizer = of_timm("MADGRAD")(net.parameters(), lr=0.02, momentum=0.0)
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+        while site.running:
+            train(net, optimizer, 0)
+            site.step(tokens=1)
+    assert len(node.said("merged")) == 4
+
+
 class Kept:
     """A network that has trained, and the checkpoint of its optimizer."""
 
