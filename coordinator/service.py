@@ -40,15 +40,13 @@ from atoll.coordinator.sync_times import SyncTimes
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.deposits import Seal
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.errors import ConfigError, HostError, PeerError, RefusedError, StateError
+from atoll.protocol.errors import ConfigError, HostError, RefusedError, StateError
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.measuring import Measures
 from atoll.protocol.messages import Deposit
-from atoll.protocol.pace import Buckets
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 from atoll.protocol.status import abort
 from atoll.protocol.trust.access import guarded
-from atoll.protocol.trust.names import Subject
 from atoll.protocol.trust.security import PLAIN, Caller, Security
 from atoll.protocol.v1 import session_pb2
 
@@ -127,7 +125,7 @@ class CoordinatorServer:
         )
         self._server: grpc.aio.Server | None = None
         self._door: FrontDoor | None = None
-        self._calls = Buckets[tuple[str, Subject]](limits.CALLS_OF_ONE, limits.MAX_SOURCES)
+        self._calls = calls.Paced()
 
     # --- life
 
@@ -420,9 +418,7 @@ class CoordinatorServer:
         """Raises PeerError for somebody who calls too often: again later is in order."""
         if self._door is not None:
             self._door.is_of(context.peer(), caller.subject)
-        if not self._calls.take((method, caller.subject), self._loop.time()):
-            name, pace = method.rpartition("/")[2], limits.CALLS_OF_ONE
-            raise PeerError(f"{caller.subject} calls {name} more than {pace.per_s:g} times a second: try again later")
+        self._calls.take(caller, method, self._loop.time())
         return nullcontext()
 
     def _certified(self, context: Any) -> e.Certified | None:
