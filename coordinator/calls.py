@@ -7,8 +7,12 @@ from typing import Any, NoReturn
 
 import grpc
 
+from atoll.coordinator import limits
 from atoll.protocol.errors import PeerError
+from atoll.protocol.pace import Buckets
 from atoll.protocol.status import abort
+from atoll.protocol.trust.names import Subject
+from atoll.protocol.trust.security import Caller
 from atoll.protocol.v1 import session_pb2
 
 
@@ -28,6 +32,19 @@ def handlers(session: Callable[..., Any], status: Callable[..., Any], operate: C
             response_serializer=session_pb2.OperateResponse.SerializeToString,
         ),
     }
+
+
+class Paced:
+    """Calls of each method, by one certificate's name."""
+
+    def __init__(self) -> None:
+        self._buckets = Buckets[tuple[str, Subject]](limits.CALLS_OF_ONE, limits.MAX_SOURCES)
+
+    def take(self, caller: Caller, method: str, now: float) -> None:
+        """Raises PeerError for somebody who calls too often: again later is in order."""
+        if not self._buckets.take((method, caller.subject), now):
+            name, pace = method.rpartition("/")[2], limits.CALLS_OF_ONE
+            raise PeerError(f"{caller.subject} calls {name} more than {pace.per_s:g} times a second: try again later")
 
 
 def all_put_off(why: Callable[[], str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import grpc
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.events import Answer, Asked, InviteAsked, JoinAsked, RenewAsked
+from atoll.coordinator.noting import refused
 from atoll.protocol.addresses import is_unspecified
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, RefusedError
 from atoll.protocol.status import abort
@@ -35,6 +36,8 @@ class Enrolment:
         self._security = security
         self._core = core
         self._ask = ask
+        self.address_of: Callable[[str], str] = lambda peer: ""
+        """From where the connection that gRPC knows as that has come; empty if it is not known."""
 
     @property
     def handlers(self) -> dict[str, Any]:
@@ -67,7 +70,7 @@ class Enrolment:
             said = _reachable(asked.addresses or (own,)) if not asked.is_token else ()
             addresses = tuple(dict.fromkeys((*said, *shared)))[:MAX_ADDRESSES]
         except (ConfigError, InvalidMessage) as error:
-            return Answer(asked.request, str(error))
+            return await refused(self._ask, asked, str(error))
         asked = replace(asked, invite_id=authority.new_invite_id())
         answer = await self._ask(asked)
         if answer.problem:
@@ -75,7 +78,7 @@ class Enrolment:
         try:
             made = authority.token(asked) if asked.is_token else authority.invite(asked, addresses)
         except AtollError as error:  # the root has expired; what the run knows now is of no use to anybody
-            return Answer(asked.request, str(error))
+            return await refused(self._ask, asked, str(error), how="failed")
         return replace(answer, found=made)
 
     @property
@@ -97,7 +100,8 @@ class Enrolment:
         try:
             key = certificates.requested_key(request.signing_request)
             invite = self._caller(context).subject
-            answer = await self._ask(JoinAsked(invite_id=invite.name, key_digest=certificates.key_digest(key)))
+            came_from, digest = self.address_of(context.peer()), certificates.key_digest(key)
+            answer = await self._ask(JoinAsked(invite_id=invite.name, key_digest=digest, came_from=came_from))
             if answer.problem:
                 raise RefusedError(answer.problem)
         except AtollError as error:

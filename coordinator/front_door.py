@@ -86,6 +86,11 @@ class FrontDoor:
         self._end(self._counts.is_of(number, identity, self._loop.time()), Turned.IDENTITY)
         self._let_enter()
 
+    def address_of(self, peer: str) -> str:
+        """From where the connection that gRPC knows as `peer` has come; empty if that is over."""
+        guest = self._guests.get(self._number_of(peer))
+        return guest.address if guest is not None else ""
+
     def _number_of(self, peer: str) -> int:
         number = peer.removeprefix(f"unix-abstract:{self._behind}-")
         return int(number) if number.isascii() and number.isdigit() else 0
@@ -102,6 +107,7 @@ class FrontDoor:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._guests[number] = Guest(
             accepted,
+            address=address,
             own_name=f"{self._behind}-{number}",
             behind=self._behind,
             waits=partial(self._waits, number),

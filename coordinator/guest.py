@@ -34,6 +34,7 @@ class Guest:
         self,
         accepted: socket.socket,
         *,
+        address: str,
         own_name: str,
         behind: str,
         waits: Callable[[], None],
@@ -41,6 +42,7 @@ class Guest:
         gone: Callable[[Turned | None], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self.address = address
         self._own_name, self._behind = own_name, behind
         self._waits, self._through, self._gone = waits, through, gone
         self._num_said_behind = 0  # bytes, since the client spoke last

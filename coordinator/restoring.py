@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
@@ -17,17 +19,20 @@ from atoll.coordinator.core import restored
 from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.events import Answer, CommitRecord, Record
 from atoll.coordinator.core.persisted import Persisted, Row
+from atoll.coordinator.core.sites import invites, membership
+from atoll.coordinator.enrolment import KINDS
 from atoll.coordinator.store import Store
 from atoll.coordinator.streams import parse
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.deposits import Seal
-from atoll.protocol.errors import DigestMismatch, InvalidMessage
+from atoll.protocol.errors import DigestMismatch, InvalidMessage, PeerError, RefusedError
 from atoll.protocol.machine import Machine
 from atoll.protocol.messages import Deposit
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
+from atoll.protocol.status import abort
 from atoll.protocol.trust.access import COORDINATOR, guarded
-from atoll.protocol.trust.security import Security
+from atoll.protocol.trust.security import Caller, Security
 from atoll.protocol.v1 import session_pb2
 
 log = logging.getLogger("atoll.coordinator")
@@ -41,6 +46,22 @@ OTHERS_S = 2.0
 """Once sites enough have told: others may be on their way."""
 MAX_REPORTED = 256
 """Reasons for which what a site says does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """A site that has told all that it keeps, as its Hello says."""
+
+    key_digest: bytes
+    """Of its certificate; in plain text of what it says as its key."""
+    deposits_to: int
+    held: tuple[int, int] | None
+    """Branch and commit of the state on its disk."""
+
+    @property
+    def has_told(self) -> bool:
+        """One that holds a state and keeps nothing for the coordinator has not (an older version does not)."""
+        return bool(self.deposits_to) or self.held is None
 
 
 class Restoring:
@@ -69,10 +90,12 @@ class Restoring:
         self._num_sites = num_sites
         self._found: dict[int, tuple[Deposit, Row]] = {}
         self._rows: list[Row] = []  # of these, in order
-        self._told: dict[str, int] = {}  # by site: up to which record
+        self._heard: dict[str, _Heard] = {}  # by site
+        self._told: set[str] = set()  # those of them that have told, and whose key counts
+        self._calls = calls.Paced()
+        self._is_plain = security.of_server() is None
         self._reported: set[str] = set()
         self._server: grpc.aio.Server | None = None
-        self._held: dict[str, tuple[int, int]] = {}  # by site: branch and commit of the state on its disk
         self._is_enough = asyncio.Event()
         self.is_keeping = False
         view = Core(self._settings, self._copy, 0.0, machine.wall_time()).view(0.0)
@@ -98,7 +121,7 @@ class Restoring:
                 response_serializer=session_pb2.StatusResponse.SerializeToString,
             ),
         }
-        allowed = guarded(COORDINATOR, handlers, self._security)
+        allowed = guarded(COORDINATOR, handlers, self._security, self._refusal, self._let_in)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(COORDINATOR, allowed),))
         port = transport.bind(server, listen, self._security.of_server())
         await server.start()
@@ -117,6 +140,7 @@ class Restoring:
                 async with asyncio.timeout(SAY_EVERY_S):
                     await self._is_enough.wait()
             except TimeoutError:
+                self._look()  # a ban may be over
                 log.warning("restoring: %s", self._words)
             else:
                 await asyncio.sleep(OTHERS_S)  # who is on the way is heard as well
@@ -163,43 +187,76 @@ class Restoring:
         known = restored.sites_in_the_run(self._copy, self._rows)
         return len(known) // 2 + 1, known or restored.known_sites(self._copy, self._rows)
 
-    def _lacks(self) -> str:
-        """Of what there must have been, what nobody has shown; empty if nothing. A person who has said how many sites
-        are to be enough goes on from what there is: what sites hold beyond it is void."""
+    def _lacks(self, known: frozenset[str]) -> str:
+        """Of what there must have been, what nobody has shown; empty if nothing. Of what they hold sites that are
+        `known` can say what they like: a person who has said how many sites are to be enough goes on from what there
+        is, and what sites hold beyond it is void."""
         if missing := restored.missing(self._last(), self._rows):
             return restored.in_words(self._copy, missing, self._rows)
-        for name, (branch, commit) in sorted(self._held.items()) if self._num_sites is None else ():
+        claims: dict[tuple[int, int], list[str]] = defaultdict(list)  # many say the same
+        for name, heard in sorted(self._heard.items()) if self._num_sites is None else ():
+            if heard.held is not None and name in known and self._counts(name, heard.key_digest):
+                claims[heard.held].append(name)
+        for (branch, commit), names in claims.items():
+            who, otherwise = ", ".join(names), "where that is not so, say how many sites are to be enough (--restore N)"
             if restored.is_unknown(self._copy, self._rows, branch):
-                return f"{name} has gone back to an earlier commit with others (branch {branch}), of which nobody tells"
+                what = f"to have gone back to an earlier commit with others (branch {branch}), of which nobody tells"
+                return f"said {what}, by {who}: {otherwise}"
             held = restored.held(self._copy, self._rows, branch, commit)
             if missing := restored.missing(self._last(), self._rows, held):
-                return f"{name} holds commit {held}; {restored.in_words(self._copy, missing, self._rows)}"
+                what = restored.in_words(self._copy, missing, self._rows)
+                return f"said to hold commit {held}, by {who}: {otherwise}; {what}"
         return ""
+
+    def _counts(self, name: str, key_digest: bytes) -> bool:
+        """Whether the run has that site, with that key, as far as is known by now."""
+        return not self._why_not(name, key_digest)
+
+    def _why_not(self, name: str, key_digest: bytes) -> str:
+        """In plain text a ban alone."""
+        return invites.refusal(self._known, "site", name, key_digest, is_new=self._is_plain)
 
     def _look(self) -> None:
         """Whether that is enough; in words, too."""
         self._rows = [self._found[seq][1] for seq in sorted(self._found)]
+        self._known = restored.members(self._settings, self._copy, self._rows, self._machine.wall_time())
+        has_told = {name: heard for name, heard in self._heard.items() if heard.has_told}
+        self._told = {name for name, heard in has_told.items() if self._counts(name, heard.key_digest)}
         (needed, known), told = self._needed(), ", ".join(sorted(self._told))
-        lacks = self._lacks()
-        is_enough = len(self._told.keys() & known if known else self._told) >= needed and not lacks
+        lacks = self._lacks(known)
+        is_enough = len(self._told & known if known else self._told) >= needed and not lacks
         (self._is_enough.set if is_enough else self._is_enough.clear)()
         self._words = f"{told} told what they kept" if told else "no site has come yet"
         self._words += f"; {lacks}" if lacks else ""
-        away = ", ".join(sorted(known - self._told.keys())) or "none beside these"
+        away = ", ".join(sorted(known - self._told)) or "none beside these"
         self._words += f"; {needed} sites have to, and these were in the run: {away}"
+        if others := ", ".join(sorted(has_told.keys() - self._told)):
+            self._words += f"; nobody has told of {others} with that key, who count for nothing"
 
     # --- what sites say
+
+    def _refusal(self, caller: Caller) -> str:
+        """As far as is known by now."""
+        role = KINDS.get(caller.subject.kind, "")
+        return restored.refusal(self._known, role, caller.subject.name, caller.key_digest) if role else ""
+
+    def _let_in(self, caller: Caller, method: str, context: Any) -> AbstractContextManager[None]:
+        """Raises PeerError for somebody who calls too often."""
+        self._calls.take(caller, method, asyncio.get_running_loop().time())
+        return nullcontext()
 
     async def _session(self, requests: AsyncIterator[bytes], context: Any) -> None:
         who = "a site"
         try:
-            hello, header = await self._hello(requests, context)
-            who = f"site {hello.name}"
-            if self._told.get(hello.name) != hello.deposits_to:  # it may have come back with another home
-                await self._ask(hello, header, requests, context)
+            name, heard = await self._hello(requests, context)
+            who = f"site {name}"
+            if self._heard.get(name) != heard:  # it may have come back with another home
+                await self._ask(name, heard, requests, context)
         except (InvalidMessage, DigestMismatch, LookupError, ValueError, TypeError) as error:
             self._report(f"restoring: what {who} said does not count: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"this coordinator is being restored: {error}")
+        except RefusedError as error:
+            await abort(context, error)
         await context.abort(grpc.StatusCode.UNAVAILABLE, self._put_off)
 
     @property
@@ -212,7 +269,8 @@ class Restoring:
             self._reported.add(text)
             log.warning("%s", text)
 
-    async def _hello(self, requests: AsyncIterator[bytes], context: Any) -> tuple[m.Hello, m.Header]:
+    async def _hello(self, requests: AsyncIterator[bytes], context: Any) -> tuple[str, _Heard]:
+        """Of which site, and what counts once it has told."""
         data = await self._next(requests)
         if len(data) > limits.MAX_FIRST_MESSAGE_BYTES:
             raise InvalidMessage(f"a first message of {len(data)} bytes")
@@ -224,7 +282,11 @@ class Restoring:
         caller = self._security.caller(context)
         if caller is not None and caller.subject.name != message.name:
             raise InvalidMessage(f"the certificate of {caller.subject.name} says Hello as {message.name}")
-        return message, header
+        key_digest = caller.key_digest if caller is not None else membership.key_digest(message.key)
+        if caller is None and (banned := self._why_not(message.name, key_digest)):
+            raise RefusedError(banned)
+        held = (message.branch, message.last_commit) if message.has_state else None
+        return message.name, _Heard(key_digest, message.deposits_to, held)
 
     async def _next(self, requests: AsyncIterator[bytes]) -> bytes:
         """Raises InvalidMessage if the site says no more."""
@@ -234,12 +296,11 @@ class Restoring:
         except (TimeoutError, StopAsyncIteration):
             raise InvalidMessage("it does not answer") from None
 
-    async def _ask(self, hello: m.Hello, header: m.Header, requests: AsyncIterator[bytes], context: Any) -> None:
-        """Part by part: a stream on which nothing is said ends. What one says counts as a whole, or not at all; a site
-        that holds a state and keeps nothing for the coordinator (an older version does not) has not told."""
+    async def _ask(self, name: str, heard: _Heard, requests: AsyncIterator[bytes], context: Any) -> None:
+        """Part by part: a stream on which nothing is said ends. What one says counts as a whole, or not at all."""
         found: dict[int, tuple[Deposit, Row]] = {}
-        after, num_bytes, is_last = self._last_seq, 0, not hello.deposits_to
-        own = m.Header(protocol_version=PROTOCOL_VERSION, run_id=header.run_id)
+        after, num_bytes, is_last = self._last_seq, 0, not heard.deposits_to
+        own = m.Header(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
         while not is_last:
             body = wire.response_body(m.ReturnDeposits(after_seq=after))
             await context.write(wire.response_around(body, own, 1, 1))
@@ -253,11 +314,9 @@ class Restoring:
         if self.is_keeping:
             return  # too late: what is kept is what had been told when it began
         self._found |= found
-        if hello.has_state:
-            self._held[hello.name] = hello.branch, hello.last_commit
-        if hello.deposits_to or not hello.has_state:
-            self._told[hello.name] = hello.deposits_to
-            log.info("restoring: %s has kept %d records of the time since the copy", hello.name, len(found))
+        self._heard[name] = heard
+        if heard.has_told:
+            log.info("restoring: %s has kept %d records of the time since the copy", name, len(found))
         self._look()
 
     def _read(self, data: bytes, after: int) -> tuple[dict[int, tuple[Deposit, Row]], bool]:
@@ -273,6 +332,12 @@ class Restoring:
         return found, message.is_last
 
     async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:
-        """Enough for a node to start, and for people."""
+        """Enough for a node to start, and for people whom the run knows."""
+        caller = self._security.caller(context)
         document = self._shown | {"state": f"being restored: {self._words}"}
+        role = KINDS.get(caller.subject.kind, "") if caller is not None else ""
+        if caller is not None and invites.refusal(self._known, role, caller.subject.name, caller.key_digest):
+            if role not in invites.OF_SITES:
+                await abort(context, PeerError(f"{self._put_off}; nobody has told of {caller.subject}"))
+            document = {"settings": self._shown["settings"], "state": "being restored"}
         return session_pb2.StatusResponse(json=json.dumps(document))

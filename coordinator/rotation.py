@@ -21,6 +21,7 @@ from atoll.coordinator.core.events import (
     RotateAsked,
 )
 from atoll.coordinator.lease import Leading
+from atoll.coordinator.noting import refused
 from atoll.coordinator.watchers import Known, Watchers
 from atoll.protocol.dates import utc
 from atoll.protocol.errors import AtollError
@@ -55,7 +56,7 @@ class Rotation:
         authority = self._authority
         async with self._asking:
             if problem := self._problem(asked) or await self._lacking(asked):
-                return Answer(asked.request, problem)
+                return await refused(self._ask, asked, problem)
             answer = await self._ask(replace(asked, since_s=authority.since_s))
             if answer.problem:
                 return answer
@@ -65,7 +66,7 @@ class Rotation:
                     await self._leading.keep_stage(stage)
                 await asyncio.to_thread(authority.follow, stage)
             except AtollError as error:
-                return Answer(asked.request, str(error))
+                return await refused(self._ask, asked, str(error), how="failed")
             for tell in authority.told:
                 tell()
             self.watchers.changed()

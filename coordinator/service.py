@@ -22,6 +22,7 @@ from atoll.coordinator.backup import TOKEN_BYTES, backup, place_of
 from atoll.coordinator.computing import Computing
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.audit import words_of_line
 from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.view.document import RunView
 from atoll.coordinator.curves_shown import CurvesShown
@@ -31,6 +32,7 @@ from atoll.coordinator.front_door import FrontDoor, listen
 from atoll.coordinator.happenings import Happenings
 from atoll.coordinator.lease import Leading
 from atoll.coordinator.loop_lag import LoopLag
+from atoll.coordinator.noting import noted, refused
 from atoll.coordinator.rotation import rotation_of
 from atoll.coordinator.status_shown import StatusShown
 from atoll.coordinator.store import RESTORE, Store
@@ -40,15 +42,13 @@ from atoll.coordinator.sync_times import SyncTimes
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.deposits import Seal
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.errors import ConfigError, HostError, PeerError, RefusedError, StateError
+from atoll.protocol.errors import ConfigError, HostError, RefusedError, StateError
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.measuring import Measures
 from atoll.protocol.messages import Deposit
-from atoll.protocol.pace import Buckets
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 from atoll.protocol.status import abort
 from atoll.protocol.trust.access import guarded
-from atoll.protocol.trust.names import Subject
 from atoll.protocol.trust.security import PLAIN, Caller, Security
 from atoll.protocol.v1 import session_pb2
 
@@ -127,7 +127,7 @@ class CoordinatorServer:
         )
         self._server: grpc.aio.Server | None = None
         self._door: FrontDoor | None = None
-        self._calls = Buckets[tuple[str, Subject]](limits.CALLS_OF_ONE, limits.MAX_SOURCES)
+        self._calls = calls.Paced()
 
     # --- life
 
@@ -155,6 +155,8 @@ class CoordinatorServer:
         if (credentials := self._security.of_server()) is not None:
             name = self._machine.token_bytes(NAME_BYTES).hex()
             self._door = FrontDoor(name, per_address=self.config.connections_per_address, in_all=most)
+            if self._enrolment is not None:
+                self._enrolment.address_of = self._door.address_of
         port = await listen(server, self.config.listen, self._door, credentials)
         self._server = server
         host, _ = addresses.parse_address(self.config.listen)
@@ -217,13 +219,14 @@ class CoordinatorServer:
         try:
             asked = commands.read(line, by)
         except ConfigError as error:
-            return e.Answer(0, f"not a request: {error}")
+            return await noted(self._decide, by, words_of_line(line), e.Answer(0, f"not a request: {error}"))
         if isinstance(asked, commands.StatusAsked):
             return e.Answer(0, "", await self.status_json(data_ranges=asked.data_ranges))
         if isinstance(asked, commands.HealthAsked):
             return e.Answer(0, "", "; ".join(self.obstacles()))
         if isinstance(asked, commands.BackupAsked):
-            return await self._backup(Path(asked.path)) if is_here else e.Answer(0, "that is for its own machine alone")
+            made = await self._backup(Path(asked.path), is_here=is_here)
+            return await noted(self._decide, by, f"backup path={json.dumps(asked.path)}", made)
         return await self.ask(asked)
 
     async def ask(self, asked: e.Asked) -> e.Answer:
@@ -231,7 +234,8 @@ class CoordinatorServer:
         if not isinstance(asked, e.InviteAsked | e.RotateAsked):
             return await self._decide(asked)
         if self._enrolment is None or self._rotation is None:
-            return e.Answer(0, "it is in plain text: whoever reaches it joins without an invite")
+            text = "it is in plain text: whoever reaches it joins without an invite"
+            return await refused(self._decide, asked, text)
         if isinstance(asked, e.RotateAsked):
             return await self._rotation.ask(asked)
         return await self._enrolment.invite(asked, self._own_address, self._shared_among())
@@ -245,7 +249,9 @@ class CoordinatorServer:
         """Where sites reach this one."""
         return self.config.advertise or self.address
 
-    async def _backup(self, path: Path) -> e.Answer:
+    async def _backup(self, path: Path, *, is_here: bool) -> e.Answer:
+        if not is_here:
+            return e.Answer(0, "that is for its own machine alone")
         made = place_of(self.config.store_path, self._machine.token_bytes(TOKEN_BYTES))
 
         def last_commit() -> int:
@@ -420,9 +426,7 @@ class CoordinatorServer:
         """Raises PeerError for somebody who calls too often: again later is in order."""
         if self._door is not None:
             self._door.is_of(context.peer(), caller.subject)
-        if not self._calls.take((method, caller.subject), self._loop.time()):
-            name, pace = method.rpartition("/")[2], limits.CALLS_OF_ONE
-            raise PeerError(f"{caller.subject} calls {name} more than {pace.per_s:g} times a second: try again later")
+        self._calls.take(caller, method, self._loop.time())
         return nullcontext()
 
     def _certified(self, context: Any) -> e.Certified | None:

@@ -115,6 +115,8 @@ class JoinAsked(Asked):
 
     invite_id: str
     key_digest: bytes
+    came_from: str = ""
+    """The address of the connection; empty if that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,3 +153,11 @@ class AuditAsked(Asked):
     """The entries of the audit log after that one. Looking is not in the log."""
 
     after: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteAsked(Asked):
+    """What the shell did or refused is to be in the audit log."""
+
+    what: str
+    outcome: str

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 
-from atoll.coordinator.core.asked import Asked, AuditAsked
+from atoll.coordinator.core.asked import Asked, AuditAsked, NoteAsked
 from atoll.coordinator.core.events import AuditRecord
 from atoll.coordinator.core.persisted import KEPT_AUDIT
 from atoll.protocol.text import clean
@@ -39,6 +39,11 @@ def words_of(asked: Asked) -> str:
     in_order = sorted(said.items(), key=lambda item: item[0] == "reason")
     shown = (f"{name}={_short(value)}" for name, (value, default) in in_order if value != default)
     return " ".join((verb[1:], *shown))
+
+
+def words_of_line(line: bytes) -> str:
+    """Of what is no command."""
+    return f"line {_short(line.decode(errors='backslashreplace'))}"
 
 
 def _short(value: object) -> str:
@@ -71,7 +76,7 @@ class Audit:
 
     def asks(self, asked: Asked) -> None:
         """It is to be in the log, with its answer."""
-        if asked.by and asked.request and not isinstance(asked, AuditAsked):
+        if asked.by and asked.request and not isinstance(asked, AuditAsked | NoteAsked):
             self._asked[asked.request] = asked
 
     def answered(self, request: int) -> Asked | None:

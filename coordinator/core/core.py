@@ -259,6 +259,9 @@ class Core:
                 run.answer(event.request, *invites.use(run, event))
             case e.AuditAsked(after=after, request=request):
                 run.answer(request, "", json.dumps([asdict(entry) for entry in run.audit.after(after)]))
+            case e.NoteAsked(by=by, what=what, outcome=outcome, request=request):
+                run.note(by, what, outcome)
+                run.answer(request, "")
             case e.CommitsRead():
                 rollback.commits_read(run, event)
             case e.ManifestRead():

@@ -13,6 +13,7 @@ from atoll.coordinator.core.asked import (
     InviteAsked,
     JoinAsked,
     LiftBanAsked,
+    NoteAsked,
     PauseAsked,
     RenewAsked,
     ResetAsked,

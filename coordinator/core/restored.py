@@ -9,18 +9,48 @@ meanwhile are passed over.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.audit import COORDINATOR
 from atoll.coordinator.core.log import rollback
-from atoll.coordinator.core.persisted import Persisted, Row
+from atoll.coordinator.core.persisted import Key, Persisted, Row, changes
 from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites import invites
 from atoll.protocol.errors import StateError
 from atoll.protocol.settings import RunSettings
 
 PASSED_OVER = 1_000
 """Terms, branches, syncs and ids of sites: more than were given since the newest that anybody kept."""
 REASON = "the coordinator was restored from an old copy of its store"
+OF_MEMBERS = (
+    e.SiteRecord, e.ForgetRecord, e.ResetRecord, e.BanRecord, e.BanLiftedRecord, e.InviteRecord, e.InviteForgottenRecord
+)  # fmt: skip
+
+
+def members(settings: RunSettings, copy: Persisted, records: Sequence[Row], wall_s: float) -> Run:
+    """The run's sites, bans and invites as they are known by now, and nothing else of it. `records`: what sites kept of
+    the time since the copy, in order."""
+    kept: dict[Key, Row] = {key: row for key, row in copy.records.items() if isinstance(row, OF_MEMBERS)}
+
+    def keys(kind: str) -> list[Key]:
+        return [key for key in kept if key.kind == kind]
+
+    for record in records:
+        for key, row in changes(record, keys).items() if isinstance(record, OF_MEMBERS) else ():
+            kept.pop(key, None)
+            if row is not None:
+                kept[key] = row
+    return Run(settings, replace(copy, records=kept), 0.0, wall_s)
+
+
+def refusal(known: Run, role: str, name: str, key_digest: bytes) -> str:
+    """Why a key is not even heard; empty if it is. One of which nothing is known may have come since the copy, and be
+    the only one to tell that. `known`: see `members`."""
+    if banned := invites.refusal(known, role, name, key_digest, is_new=True):
+        return banned
+    keys = {i.key_digest for i in known.invites.values()} | {s.key_digest for s in known.members.sites.values()}
+    return invites.refusal(known, role, name, key_digest) if key_digest in keys else ""
 
 
 def sites_in_the_run(copy: Persisted, records: Sequence[Row]) -> frozenset[str]:
@@ -73,11 +103,16 @@ def newest(last: int, records: Sequence[Row]) -> int:
     return max((r.commit.commit for r in since(records)), default=left_of_copy(last, records))
 
 
-def missing(last: int, records: Sequence[Row], held: int = 0) -> list[int]:
-    """Commits that there must have been after commit `last`, the newest of the copy, and that nobody has shown.
-    `held`: the highest that a site says to hold."""
+def missing(last: int, records: Sequence[Row], held: int = 0) -> range:
+    """From the first to the last of the commits that there must have been after commit `last`, the newest of the copy,
+    and that nobody has shown. `held`: the highest that a site says to hold, which may be any number."""
     numbers = {record.commit.commit for record in since(records)}
-    return [n for n in range(left_of_copy(last, records) + 1, max(newest(last, records), held) + 1) if n not in numbers]
+    first, end = left_of_copy(last, records) + 1, max(newest(last, records), held) + 1
+    while first in numbers:
+        first += 1
+    while end > first and end - 1 in numbers:
+        end -= 1
+    return range(first, end)
 
 
 def held(copy: Persisted, records: Sequence[Row], branch: int, commit: int) -> int:
@@ -95,12 +130,12 @@ def _rollbacks(copy: Persisted, records: Sequence[Row]) -> list[e.RollbackRecord
     return [r for r in (*copy.all(e.RollbackRecord), *records) if isinstance(r, e.RollbackRecord)]
 
 
-def in_words(copy: Persisted, numbers: Sequence[int], records: Sequence[Row]) -> str:
+def in_words(copy: Persisted, numbers: range, records: Sequence[Row]) -> str:
     """Which commits are missing, and how many steps and tokens are in them."""
     known = {r.commit.commit: r.commit for r in (*copy.all(e.CommitRecord), *since(records))}
     before, after = known.get(numbers[0] - 1), next((known[n] for n in sorted(known) if n > numbers[-1]), None)
     run_step, run_tokens = (before.run_step, before.run_tokens) if before is not None else (0, 0)
-    which = f"commits {numbers[0]} to {numbers[-1]} are" if len(numbers) > 1 else f"commit {numbers[0]} is"
+    which = f"commits {numbers[0]} to {numbers[-1]} are" if numbers[0] < numbers[-1] else f"commit {numbers[0]} is"
     steps, tokens = (f" to {n}" if n else " on" for n in ((after.run_step, after.run_tokens) if after else (0, 0)))
     return (
         f"{which} missing: of the run's steps from {run_step}{steps} and tokens from {run_tokens}{tokens} nobody who "

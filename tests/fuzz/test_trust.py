@@ -37,6 +37,9 @@ class Refused(Exception):
 
 
 class Context:
+    def peer(self) -> str:
+        return "unix:"
+
     async def abort(self, code: object, details: str) -> None:
         assert len(details) <= 1024
         raise Refused(details)

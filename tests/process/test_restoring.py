@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import sys
 import threading
@@ -14,13 +15,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 import psycopg
 import pytest
 
 from atoll.cli.main import main
 from atoll.coordinator import admin, restoring, rows
 from atoll.coordinator.core import restored
-from atoll.coordinator.core.events import CommitRecord, PausedRecord, Record, StopRecord
+from atoll.coordinator.core.events import BanRecord, CommitRecord, PausedRecord, Record, StopRecord
 from atoll.coordinator.core.persisted import Persisted, Row
 from atoll.coordinator.core.restored import PASSED_OVER
 from atoll.coordinator.lease import Claim
@@ -30,6 +32,7 @@ from atoll.coordinator.restoring import Restoring
 from atoll.coordinator.stage import NoRoots
 from atoll.coordinator.store import Store
 from atoll.protocol import messages as m
+from atoll.protocol import transport
 from atoll.protocol.deposits import Seal
 from atoll.protocol.errors import RefusedError
 from atoll.protocol.machine import Machine
@@ -37,12 +40,14 @@ from atoll.protocol.messages import Deposit
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.trust.security import PLAIN
+from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 from tests.harness import postgresql
 from tests.harness.commit_records import assert_each_sample_counts_once, commits_of, decoded
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import POLL_S, LocalRun, Process, guarded_with
 from tests.harness.memory_store import MemoryStore
 from tests.process.test_coordinator_session import Client
+from tests.unit.coordinator.test_restored import a_run
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--step-delay-s", "0.02"]
 MODEL = [*WORKER, "--tensors", "w=30x40,b=10", *LEASED]
@@ -318,3 +323,98 @@ def test_who_tells_while_it_is_kept_is_too_late(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(main())
     assert followed == [PausedRecord("a rest")]
     assert copy.begin(settings).one(StopRecord) is None
+
+
+# --- what sites say to hold
+
+
+async def said(address: str, name: str, **hello: Any) -> None:
+    """By a site that keeps nothing of the time since the copy."""
+    site = Site(address, name)
+    site.keeps([], answers=bool(hello.get("deposits_to", 1)), **hello)
+    assert await site.ended()
+    await site.close()
+
+
+async def state_of(address: str) -> str:
+    channel = transport.open_channel(address, handshake=None, max_message_bytes=1 << 20)
+    try:
+        stub = session_pb2_grpc.CoordinatorServiceStub(channel)
+        reply = await stub.Status(session_pb2.StatusRequest(), timeout=LIMIT_S)
+        return str(json.loads(reply.json)["state"])
+    finally:
+        await channel.close()
+
+
+HOLDS_ALL = {"has_state": True, "last_commit": (1 << 64) - 1, "state_hash": bytes(32)}
+
+
+def test_what_strangers_and_banned_sites_say_to_hold_stops_no_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restoring, "OTHERS_S", 0.0)
+    story, copy = a_run()
+    copy.persist(copy.begin(story.settings).term, [BanRecord(name="evil", key_digest=b"", reason="it lies")], 1.0)
+
+    async def main() -> None:
+        started = Restoring(story.settings, copy, Machine(), security=PLAIN, seal=Seal(b"", "run"))
+        address = await started.start("127.0.0.1:0")
+        work = asyncio.create_task(started.restored())
+        for name in ("evil", "unknown"):
+            await said(address, name, deposits_to=0, **HOLDS_ALL)
+        assert "is missing" not in await state_of(address)
+        for name in "ab":
+            await said(address, name, has_state=True, last_commit=1, state_hash=bytes(32))
+        async with asyncio.timeout(LIMIT_S):
+            await work
+        await started.stop()
+
+    asyncio.run(main())
+
+
+def test_who_is_banned_hears_it_in_plain_text_too() -> None:
+    """No key was ever seen with its name: that is not everybody's."""
+    story, copy = a_run()
+    copy.persist(copy.begin(story.settings).term, [BanRecord(name="x", key_digest=b"", reason="it lies")], 1.0)
+
+    async def main() -> None:
+        started = Restoring(story.settings, copy, Machine(), security=PLAIN, seal=Seal(b"", "run"))
+        address = await started.start("127.0.0.1:0")
+        for name in ("x", "a"):
+            site = Site(address, name)
+            site.keeps([])
+            assert await site.ended()
+            assert (await site.call.code() is grpc.StatusCode.PERMISSION_DENIED) == (name == "x")
+            await site.close()
+        await started.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_branch", [False, True])
+def test_what_one_site_alone_says_to_hold_is_said_with_its_name_and_a_person_goes_on_without_it(
+    monkeypatch: pytest.MonkeyPatch, is_branch: bool
+) -> None:
+    """However high the number is, the coordinator answers."""
+    monkeypatch.setattr(restoring, "OTHERS_S", 0.0)
+    story, copy = a_run()
+    lie = {**HOLDS_ALL, "last_commit": 1, "branch": 7} if is_branch else HOLDS_ALL
+
+    async def main(num_sites: int | None) -> str:
+        started = Restoring(story.settings, copy, Machine(), security=PLAIN, seal=Seal(b"", "run"), num_sites=num_sites)
+        address = await started.start("127.0.0.1:0")
+        work = asyncio.create_task(started.restored())
+        await said(address, "a", has_state=True, last_commit=1, state_hash=bytes(32))
+        await said(address, "b", **lie)
+        state = await state_of(address)
+        if num_sites is None:
+            assert not work.done()
+            work.cancel()
+        else:
+            async with asyncio.timeout(LIMIT_S):
+                await work
+        await started.stop()
+        return state
+
+    waits = asyncio.run(main(None))
+    assert ("(branch 7), of which nobody tells, by b: " if is_branch else f"commit {(1 << 64) - 1}, by b: ") in waits
+    assert "say how many sites are to be enough (--restore N)" in waits
+    asyncio.run(main(2))

@@ -105,10 +105,12 @@ def use(run: Run, asked: JoinAsked) -> tuple[str, str]:
     who = f"the invite for {known.role} {known.name}"
     if known.key_digest and known.key_digest != asked.key_digest:
         if run.is_first_misuse(known.invite_id):
-            text = f"{who}, used at {utc(known.used_s)}, was shown by somebody with another key; it is said once"
-            run.report(logging.WARNING, text)
-            run.note(_holder(known), f"join {known.role} {known.name}", "refused: it was used by another key")
-        return f"{who} was used at {utc(known.used_s)} by another key: ask for a new one", ""
+            text = f"{who}, used at {utc(known.used_s)}, was shown by somebody with another key{_from(asked)}"
+            run.report(logging.WARNING, f"{text}; it is said once")
+            shown = f"refused key {asked.key_digest.hex()}{_from(asked)}: it was used by another key"
+            run.note(_holder(known), f"join {known.role} {known.name}", shown)
+        by = f"another key ({known.key_digest.hex()[:16]}, in the run's audit log)"
+        return f"{who} was used at {utc(known.used_s)} by {by}: ask for a new one", ""
     if not known.key_digest and run.wall_s > known.expires_s:
         return f"{who} has expired at {utc(known.expires_s)}: ask for a new one", ""
     if problem := refusal(run, known.role, known.name, asked.key_digest, is_new=True):
@@ -118,7 +120,8 @@ def use(run: Run, asked: JoinAsked) -> tuple[str, str]:
     if not known.key_digest:
         run.keep_invite(replace(known, key_digest=asked.key_digest, used_s=run.wall_s))
         run.report(logging.INFO, f"{known.role} {known.name} has used its invite")
-        run.note(_holder(known), f"join {known.role} {known.name}", f"key {asked.key_digest.hex()}")
+        used = f"key {asked.key_digest.hex()}{_from(asked)}"
+        run.note(_holder(known), f"join {known.role} {known.name}", used)
         if known.role == "site":
             _send_away(run, known.name, asked.key_digest, "another key has used a newer invite for its name")
             if known.name in run.members.sites:
@@ -141,6 +144,10 @@ def rotate(run: Run, asked: RotateAsked) -> str:
     used = [i for i in run.invites.values() if i.key_digest and newest(run, i.role, i.name) == i]
     left = [i for i in used if max(i.used_s, i.renewed_s) < asked.since_s]
     return ", ".join(sorted(f"{known.role} {known.name}" for known in left))
+
+
+def _from(asked: JoinAsked) -> str:
+    return f" from {asked.came_from}" if asked.came_from else ""
 
 
 def _holder(known: InviteRecord) -> str:

@@ -119,8 +119,8 @@ MUTATIONS = (
     Mutation(
         name="a viewer asks as often as it likes",
         rule="calls have a pace by certificate and method",
-        where="coordinator.service:CoordinatorServer._let_in",
-        old="if not self._calls.take((method, caller.subject), self._loop.time()):",
+        where="coordinator.calls:Paced.take",
+        old="if not self._buckets.take((method, caller.subject), now):",
         new="if False:",
         tests=(f"{DOOR}::test_a_crowd_of_viewers_is_bounded_by_certificate_and_not_by_address",),
     ),

@@ -8,6 +8,10 @@ RESTORED = "tests/unit/coordinator/test_restored.py"
 DEPOSITS = "tests/unit/local/test_deposits.py"
 STREAMS = "tests/unit/coordinator/test_streams.py"
 RESTORING = "tests/process/test_restoring.py"
+CERTIFIED = "tests/process/test_restoring_with_certificates.py"
+SENT_AWAY = f"{CERTIFIED}::test_whoever_the_copy_sends_away_is_refused_and_tells_nothing"
+LATE = f"{CERTIFIED}::test_who_came_since_the_copy_is_heard_and_counts_once_that_is_told"
+STRANGERS = f"{RESTORING}::test_what_strangers_and_banned_sites_say_to_hold_stops_no_restore"
 GOES_ON = f"{RESTORED}::test_the_run_goes_on_from_its_newest_commit_and_each_sample_counts_once"
 
 MUTATIONS = (
@@ -71,8 +75,8 @@ MUTATIONS = (
         name="commits that nobody has shown are passed over",
         rule="where records are missing nothing is restored",
         where="coordinator.core.restored:missing",
-        old="if n not in numbers]",
-        new="if False]",
+        old="return range(first, end)",
+        new="return range(0)",
         tests=(f"{RESTORED}::test_commits_that_nobody_has_kept_are_named_with_what_was_in_them",),
     ),
     Mutation(
@@ -186,6 +190,62 @@ MUTATIONS = (
         old="if self.is_keeping:",
         new="if False:",
         tests=(f"{RESTORING}::test_who_tells_while_it_is_kept_is_too_late",),
+    ),
+    Mutation(
+        name="whoever says to hold a commit stops a restore",
+        rule="23: a commit that a site of the run says to hold, and nobody shows, stops a restore",
+        where="coordinator.restoring:Restoring._lacks",
+        old="if heard.held is not None and name in known and self._counts(name, heard.key_digest):",
+        new="if heard.held is not None:",
+        tests=(STRANGERS,),
+    ),
+    Mutation(
+        name="in plain text a banned site tells what it keeps",
+        rule="6: a ban is of a name and of a key",
+        where="coordinator.restoring:Restoring._hello",
+        old="if caller is None and (banned := self._why_not(message.name, key_digest)):",
+        new="if caller is None and (banned := ''):",
+        tests=(f"{RESTORING}::test_who_is_banned_hears_it_in_plain_text_too",),
+    ),
+    Mutation(
+        name="nobody is sent away while a coordinator is restored",
+        rule="6: whoever is banned, or has a key that counts no more, is refused",
+        where="coordinator.core.restored:refusal",
+        old="if key_digest in keys else",
+        new="if False else",
+        tests=(SENT_AWAY,),
+    ),
+    Mutation(
+        name="who came since the copy is sent away",
+        rule="6: what was decided since the copy is what sites tell",
+        where="coordinator.core.restored:refusal",
+        old="if key_digest in keys else",
+        new="if True else",
+        tests=(LATE,),
+    ),
+    Mutation(
+        name="what sites tell of bans and invites changes nothing before the store is restored",
+        rule="6: the newest of each ban and invite that sites have kept",
+        where="coordinator.core.restored:members",
+        old="for record in records:",
+        new="for record in ():",
+        tests=(LATE,),
+    ),
+    Mutation(
+        name="whom nobody knows is shown the run while it is restored",
+        rule="6: identity is proven by a certificate whose key the run knows",
+        where="coordinator.restoring:Restoring._status",
+        old="document = {",
+        new="_ = {",
+        tests=(LATE,),
+    ),
+    Mutation(
+        name="while a coordinator is restored calls have no pace",
+        rule="calls have a pace by certificate and method",
+        where="coordinator.restoring:Restoring._let_in",
+        old="        self._calls.take(caller, method, asyncio.get_running_loop().time())\n",
+        new="",
+        tests=(f"{CERTIFIED}::test_calls_have_the_pace_of_any_coordinator",),
     ),
     Mutation(
         name="a box that cannot be read ends the node",

@@ -7,6 +7,7 @@ from tests.mutation.mutation import Mutation
 TRUST = "tests/unit/trust/test_trust.py"
 CHANGED = "tests/unit/coordinator/test_changed_settings.py"
 AUDIT = "tests/unit/coordinator/test_audit.py"
+COMMANDS = "tests/unit/trust/test_audited_commands.py"
 BANS = "tests/unit/coordinator/test_bans.py"
 INVITES = "tests/unit/coordinator/test_invites.py"
 AUTHORITY = "tests/unit/coordinator/test_authority.py"
@@ -560,6 +561,46 @@ MUTATIONS = (
         old="self._asked[asked.request] = asked",
         new="pass",
         tests=(f"{AUDIT}::test_an_entry_says_who_wanted_what_and_what_came_of_it",),
+    ),
+    Mutation(
+        name="a copy of the store is not in the audit log",
+        rule="what an operator asks for is in the audit log with its outcome",
+        where="coordinator.service:CoordinatorServer.command",
+        old="""return await noted(self._decide, by, f"backup path={json.dumps(asked.path)}", made)""",
+        new="return made",
+        tests=(f"{COMMANDS}::test_a_copy_of_the_store_is_in_the_log_whether_it_was_made_or_not",),
+    ),
+    Mutation(
+        name="what the shell refuses is not in the audit log",
+        rule="what an operator asks for is in the audit log with its outcome",
+        where="coordinator.noting:noted",
+        old="    if by:",
+        new="    if by and not answer.problem:",
+        tests=(f"{COMMANDS}::test_what_the_shell_refuses_is_in_the_log",),
+    ),
+    Mutation(
+        name="a line that is no command is not in the audit log",
+        rule="what an operator asks for is in the audit log with its outcome",
+        where="coordinator.service:CoordinatorServer.command",
+        old='return await noted(self._decide, by, words_of_line(line), e.Answer(0, f"not a request: {error}"))',
+        new='return e.Answer(0, f"not a request: {error}")',
+        tests=(f"{COMMANDS}::test_what_the_shell_refuses_is_in_the_log",),
+    ),
+    Mutation(
+        name="a rotation that fails stays done in the audit log",
+        rule="the audit log says what came of it",
+        where="coordinator.rotation:Rotation.ask",
+        old='return await refused(self._ask, asked, str(error), how="failed")',
+        new="return Answer(asked.request, str(error))",
+        tests=(f"{COMMANDS}::test_that_a_step_of_a_rotation_failed_is_said_after_it",),
+    ),
+    Mutation(
+        name="nobody knows from where an invite was used",
+        rule="the audit log says who has used an invite",
+        where="coordinator.core.sites.invites:_from",
+        old="if asked.came_from else",
+        new="if False else",
+        tests=(f"{COMMANDS}::test_who_uses_an_invite_is_in_the_log_with_its_key_and_address",),
     ),
     Mutation(
         name="an entry of the audit log is not kept",

@@ -113,11 +113,11 @@ def test_invites_that_are_used_are_in_it_and_misuse_once() -> None:
     story = Story(some_settings(min_sites=2))
     story.happens(e.InviteAsked(role="site", name="a", invite_id="i1", by=OPERATOR, request=1))
     for key in ("key", "key", "other", "third"):
-        story.happens(e.JoinAsked(invite_id="i1", key_digest=a_hash(key), request=2))
+        story.happens(e.JoinAsked(invite_id="i1", key_digest=a_hash(key), came_from=f"of {key}", request=2))
     holder = "whoever has invite i1"
     assert told(story)[1:] == [
-        (holder, "join site a", f"key {a_hash('key').hex()}"),
-        (holder, "join site a", "refused: it was used by another key"),
+        (holder, "join site a", f"key {a_hash('key').hex()} from of key"),
+        (holder, "join site a", f"refused key {a_hash('other').hex()} from of other: it was used by another key"),
     ]
 
 

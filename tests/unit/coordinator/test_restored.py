@@ -239,8 +239,8 @@ def test_commits_that_nobody_has_kept_are_named_with_what_was_in_them() -> None:
     assert isinstance(story.store, MemoryStore)
     deposits = story.store.deposits_after(copy.last_seq(), LARGE)
     records = [r for r in rows_of(deposits) if not (isinstance(r, e.CommitRecord) and r.commit.commit in (2, 3))]
-    assert restored.missing(1, records) == [2, 3]
-    words = restored.in_words(copy.begin(story.settings), [2, 3], records)
+    assert restored.missing(1, records) == range(2, 4)
+    words = restored.in_words(copy.begin(story.settings), range(2, 4), records)
     runs = {c.commit: c for c in story.view.commits}
     assert words.startswith("commits 2 to 3 are missing")
     assert f"steps from {runs[1].run_step} to {runs[4].run_step} and tokens from {runs[1].run_tokens} to" in words
@@ -324,13 +324,15 @@ def test_what_sites_hold_shows_which_commits_are_missing() -> None:
     story, copy = a_run()
     before = copy.begin(story.settings)
     gone = e.RollbackRecord(branch=2, commit=4, voided=(5, 6), reason="?")
-    assert restored.missing(1, [], restored.held(before, [], 0, 3)) == [2, 3]
+    assert restored.missing(1, [], restored.held(before, [], 0, 3)) == range(2, 4)
     assert not restored.missing(1, [], restored.held(before, [], 0, 1))
+    no_list = restored.missing(1, [], (1 << 64) - 1)
+    assert restored.in_words(before, no_list, []).startswith("commits 2 to 18446744073709551615 are missing")
     assert restored.held(before, [gone], 1, 6) == 4, "what went back since need not be there"
     assert restored.held(before, [gone], 2, 6) == 6
     assert restored.is_unknown(before, [gone], 3)
     assert not restored.is_unknown(before, [gone], 2)
-    assert restored.in_words(before, [2, 3], []).startswith("commits 2 to 3 are missing: of the run's steps from")
+    assert restored.in_words(before, range(2, 4), []).startswith("commits 2 to 3 are missing: of the run's steps from")
 
 
 # --- a copy
