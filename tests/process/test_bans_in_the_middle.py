@@ -56,7 +56,7 @@ def test_a_ban_ends_what_a_site_has_open_in_the_middle_of_it(tmp_path: Path) -> 
         for name in "ab":
             run.start_node(name, MODEL)
         run.wait(lambda s: s["last_commit"] >= 1, LIMIT_S)
-        run.start_node("c", MODEL, "--max-upload-mbit", "2")
+        run.start_node("c", MODEL, extra=("--max-upload-mbit", "2"))
 
         def sends(status: dict[str, Any]) -> bool:
             return any(s["name"] == "c" and s["sent_bytes"] > BEGUN_BYTES for s in status["sites"])
@@ -67,8 +67,7 @@ def test_a_ban_ends_what_a_site_has_open_in_the_middle_of_it(tmp_path: Path) -> 
             num_bytes = len(next(state))
             admin.ask(run.store_path, "ban", name="c", reason="it lies")
             with pytest.raises(grpc.RpcError) as ended:
-                for frame in state:
-                    num_bytes += len(frame)
+                num_bytes += sum(map(len, state))
         assert ended.value.code() is grpc.StatusCode.PERMISSION_DENIED, ended.value
         assert "site c of run secret-run is banned" in str(ended.value.details())
         assert num_bytes < 4 * CHUNK_ELEMENTS * NUM_CHUNKS, "it did not get the whole state"

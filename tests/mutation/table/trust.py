@@ -74,6 +74,14 @@ MUTATIONS = (
         tests=("tests/process/test_secured_coordinator.py::test_whoever_may_call_no_more_hears_no_more",),
     ),
     Mutation(
+        name="a call of a banned site stays open in silence",
+        rule="what a banned site has open at other sites ends",
+        where="node.exchange.service:_refusing.refusing",
+        old="if reason := service.hub.claims.ban_of(context):",
+        new='if reason := "":',
+        tests=("tests/unit/exchange/test_claims.py::test_a_call_that_a_ban_ends_says_so",),
+    ),
+    Mutation(
         name="hosts of a banned site are let in",
         rule="hosts of a site are a part of it",
         where="coordinator.core.sites.invites:refusal",
