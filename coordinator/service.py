@@ -388,7 +388,7 @@ class CoordinatorServer:
 
     async def _session(self, requests: AsyncIterator[bytes], context: Any) -> None:
         certified = self._certified(context)
-        stream = Stream(next(self._numbers), self._paces, certified and certified.name)
+        stream = Stream(next(self._numbers), self._paces, certified.name if certified is not None else None)
         self._streams[stream.number] = stream
         self._events.put_nowait((e.StreamOpened(stream.number, certified), None))
         header = messages.Header(protocol_version=PROTOCOL_VERSION, run_id=self.settings.run_id, term=self._term)

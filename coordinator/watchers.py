@@ -120,8 +120,9 @@ class Watchers:
                 await watcher.changed.wait()
 
         tasks = [asyncio.create_task(hear()), asyncio.create_task(say())]
+        ends: list[asyncio.Future[Any]] = [*tasks, watcher.refused]
         try:
-            done, _ = await asyncio.wait((*tasks, watcher.refused), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task in done:
                     task.result()

@@ -26,9 +26,10 @@ from tests.harness.memory_store import MemoryStore
 @asynccontextmanager
 async def secured(folder: Path, **config: Any) -> AsyncIterator[CoordinatorServer]:
     """Of run "run"."""
+    values: dict[str, Any] = {"store_path": folder / "run.db", "listen": "127.0.0.1:0"}
     authority = Authority.opened(folder / "trust", "run", Machine())
     server = CoordinatorServer(
-        CoordinatorConfig(**{"store_path": folder / "run.db", "listen": "127.0.0.1:0"} | config),
+        CoordinatorConfig(**values | config),
         some_settings(run_id="run", min_sites=2),
         MemoryStore(),
         authority=authority,

@@ -47,7 +47,8 @@ def fetching_state(run: LocalRun, by: str, site_id: int, of: str, address: str) 
     request = peer_pb2.FetchStateRequest(header=header, chunks=range(NUM_CHUNKS))
     options = [transport.expects(handshake), ("grpc.max_receive_message_length", transport.MAX_FRAME_BYTES)]
     with grpc.secure_channel(address, handshake.credentials, options=options) as channel:
-        yield channel.unary_stream(FETCH_STATE_METHOD)(request.SerializeToString(), timeout=LIMIT_S)
+        fetch: Any = channel.unary_stream(FETCH_STATE_METHOD)
+        yield fetch(request.SerializeToString(), timeout=LIMIT_S)
 
 
 def test_a_ban_ends_what_a_site_has_open_in_the_middle_of_it(tmp_path: Path) -> None:

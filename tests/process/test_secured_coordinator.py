@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(150)
 async def watching(server: CoordinatorServer, handshake: transport.Handshake) -> AsyncIterator[Any]:
     """The call of whoever shows this, which has been answered."""
     async with channel_to(server, handshake) as channel:
-        call = session_pb2_grpc.CoordinatorServiceStub(channel).Watch()
+        call: Any = session_pb2_grpc.CoordinatorServiceStub(channel).Watch()
         assert (await call.read()).roots
         yield call
 

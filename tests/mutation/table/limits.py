@@ -121,7 +121,7 @@ MUTATIONS = (
         name="each stream of a site begins with full buckets",
         rule="messages have a pace by site, whatever streams it opens",
         where="coordinator.service:CoordinatorServer._session",
-        old="certified and certified.name)",
+        old="certified.name if certified is not None else None)",
         new="None)",
         tests=(f"{SECURED}::test_another_stream_of_a_site_begins_with_what_the_last_one_has_left",),
     ),
