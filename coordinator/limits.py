@@ -76,18 +76,18 @@ MAX_QUEUED_EVENTS = 16
 LARGE_MESSAGE_BYTES = 1 << 17
 """Beyond that it is parsed off the event loop; parts of a manifest hold one field only."""
 PACE_OF_MESSAGES = Pace(at_once=200, per_s=20.0)
-"""Of each kind, on one stream. A stream is read no faster: whoever floods waits, and so does nobody else."""
-MAX_KINDS = 64
-"""By far more than there are."""
+"""Of each kind, of one site, on all its streams. They are read no faster: whoever floods waits, and so does nobody
+else."""
 PACES_OF_MESSAGES: Mapping[type, Pace] = {
     # Of each sync, of which there may be one a step, in each fragment.
     m.Ready: Pace(at_once=1000, per_s=200.0),
     m.Done: Pace(at_once=1000, per_s=200.0),
     m.Applied: Pace(at_once=1000, per_s=200.0),
     m.LeaseRequest: Pace(at_once=1000, per_s=200.0),
-    # Once a stream, or each ten seconds.
-    m.Hello: Pace(at_once=4, per_s=1.0),
-    m.Telemetry: Pace(at_once=30, per_s=1.0),
+    m.Products: Pace(at_once=1000, per_s=200.0),
+    # Once a stream, and each ten seconds: a site whose streams end again and again waits at the calls alone.
+    m.Hello: CALLS_OF_ONE,
+    m.Telemetry: CALLS_OF_ONE,
     # Each heartbeat, where a script logs.
     m.Logged: Pace(at_once=30, per_s=4.0),
 }

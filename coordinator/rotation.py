@@ -26,7 +26,6 @@ from atoll.coordinator.watchers import Known, Watchers
 from atoll.protocol.dates import utc
 from atoll.protocol.errors import AtollError
 from atoll.protocol.trust.names import Kind, Subject
-from atoll.protocol.trust.security import Security
 
 OF_BANS = BanRecord | BanLiftedRecord | InviteRecord | InviteForgottenRecord
 STEPS = ("make", "sign", "retire")
@@ -73,8 +72,12 @@ class Rotation:
             return replace(answer, found=answer.found if asked.step == "retire" else "")
 
     def kept(self, records: Sequence[Record]) -> None:
-        """What is kept by now: others may be banned, or other tokens count."""
-        if any(isinstance(record, OF_BANS) for record in records):
+        """What is kept by now: others may be banned or replaced, or other tokens count. An invite that is made or used
+        concerns its own name alone: a crowd that joins does not have all looked at each time."""
+        if of_bans := [record for record in records if isinstance(record, OF_BANS)]:
+            joined = {record.name for record in of_bans if isinstance(record, InviteRecord)}
+            is_all = all(isinstance(record, InviteRecord) for record in of_bans)
+            self.watchers.end_refused(joined if is_all else None)
             self.watchers.changed()
 
     def _problem(self, asked: RotateAsked) -> str:
@@ -122,9 +125,9 @@ class Rotation:
 
 def rotation_of(
     authority: Authority | None,
-    security: Security,
     core: Core,
     ask: Callable[[Asked], Awaitable[Answer]],
+    watchers_of: Callable[[Callable[[], Known]], Watchers],
     *,
     coordinators: Callable[[], tuple[str, ...]],
     leading: Leading | None,
@@ -133,9 +136,7 @@ def rotation_of(
     store."""
     if authority is None:
         return None
-    watchers = Watchers(
-        security, lambda: Known(authority.roots, core.banned_names, coordinators(), tuple(core.token_ids))
-    )
+    watchers = watchers_of(lambda: Known(authority.roots, core.banned_names, coordinators(), tuple(core.token_ids)))
     if leading is not None:
         leading.told.append(watchers.changed)
     return Rotation(authority, watchers, ask, core.here, leading)

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -33,12 +32,14 @@ from atoll.coordinator.happenings import Happenings
 from atoll.coordinator.lease import Leading
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.noting import noted, refused
+from atoll.coordinator.paces import Paces
 from atoll.coordinator.rotation import rotation_of
 from atoll.coordinator.status_shown import StatusShown
 from atoll.coordinator.store import RESTORE, Store
 from atoll.coordinator.streams import Bodies, Stream
 from atoll.coordinator.sync_timeline import SyncTimeline
 from atoll.coordinator.sync_times import SyncTimes
+from atoll.coordinator.watchers import Watchers
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.deposits import Seal
 from atoll.protocol.digest import DIGEST_BYTES
@@ -100,8 +101,14 @@ class CoordinatorServer:
         self._security = security
         self._enrolment = Enrolment(authority, security, self._core, self._decide) if authority is not None else None
         self.leading = leading
+        self._paces = paces = Paces()
         self._rotation = rotation_of(
-            authority, security, self._core, self._decide, coordinators=self._shared_among, leading=leading
+            authority,
+            self._core,
+            self._decide,
+            lambda known: Watchers(security, known, self._refusal, paces),
+            coordinators=self._shared_among,
+            leading=leading,
         )
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
@@ -111,7 +118,6 @@ class CoordinatorServer:
         self.status = StatusShown(self.document)
         self._keeping_since: float | None = None
         self._streams: dict[int, Stream] = {}
-        self._delayed: Counter[str] = Counter()  # messages, by kind
         self._bodies = bodies = Bodies()
         self._asked: dict[int, asyncio.Future[e.Answer]] = {}  # requests of people, not answered yet
         self._numbers = itertools.count(1)  # of streams and requests
@@ -225,8 +231,8 @@ class CoordinatorServer:
         if isinstance(asked, commands.HealthAsked):
             return e.Answer(0, "", "; ".join(self.obstacles()))
         if isinstance(asked, commands.BackupAsked):
-            made = await self._backup(Path(asked.path), is_here=is_here)
-            return await noted(self._decide, by, f"backup path={json.dumps(asked.path)}", made)
+            words = f"backup path={json.dumps(asked.path)}"
+            return await noted(self._decide, by, words, await self._backup(Path(asked.path), is_here=is_here))
         return await self.ask(asked)
 
     async def ask(self, asked: e.Asked) -> e.Answer:
@@ -253,12 +259,8 @@ class CoordinatorServer:
         if not is_here:
             return e.Answer(0, "that is for its own machine alone")
         made = place_of(self.config.store_path, self._machine.token_bytes(TOKEN_BYTES))
-
-        def last_commit() -> int:
-            return self._core.view(self._loop.time()).last_commit
-
         try:
-            commit = await backup(self._store, made, path, self._deciding, last_commit)
+            commit = await backup(self._store, made, path, self._deciding, lambda: self._core.last_commit)
         except (HostError, ConfigError) as error:
             return e.Answer(0, str(error))
         return e.Answer(0, "", f"commit {commit}")
@@ -321,7 +323,7 @@ class CoordinatorServer:
         certified = self._enrolment
         document |= {"root": certified and certified.root_pem, "root_until_s": certified and certified.root_until_s}
         document["time"] = self._machine.wall_time()
-        document["delayed_messages"] = dict(self._delayed)
+        document["delayed_messages"] = dict(self._paces.delayed)
         document |= {name: of() for name, of in self.said_beside.items()}
         document["turned_away"] = self._door.document() if self._door is not None else {}
         document["settings"] = json.loads(settings_to_json(self.settings))
@@ -387,9 +389,10 @@ class CoordinatorServer:
     # --- streams
 
     async def _session(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        stream = Stream(next(self._numbers), self._delayed)
+        certified = self._certified(context)
+        stream = Stream(next(self._numbers), self._paces, certified.name if certified is not None else None)
         self._streams[stream.number] = stream
-        self._events.put_nowait((e.StreamOpened(stream.number, self._certified(context)), None))
+        self._events.put_nowait((e.StreamOpened(stream.number, certified), None))
         header = messages.Header(protocol_version=PROTOCOL_VERSION, run_id=self.settings.run_id, term=self._term)
         reader = asyncio.create_task(stream.read(requests, lambda event: self._happened(event, stream)))
         writer = asyncio.create_task(stream.write(context, header, self._shared_among))

@@ -4,8 +4,6 @@ for all sites that get them."""
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +12,11 @@ import grpc
 
 from atoll.coordinator import limits
 from atoll.coordinator.core.events import Event, Garbled, Malformed, Received
+from atoll.coordinator.paces import Paces
 from atoll.protocol import differences, messages, sources_parts, wire
 from atoll.protocol.differences import Told
 from atoll.protocol.errors import DigestMismatch, InvalidMessage
-from atoll.protocol.pace import Buckets
 from atoll.protocol.v1 import session_pb2
-
-log = logging.getLogger("atoll.coordinator")
 
 BODIES_KEPT = 16
 """Of messages sent last."""
@@ -29,11 +25,11 @@ BODIES_KEPT = 16
 class Stream:
     """One session: its outgoing queue, and what ends it."""
 
-    def __init__(self, number: int, delayed: Counter[str]) -> None:
-        """`delayed`: messages that came too fast, by their kind."""
+    def __init__(self, number: int, paces: Paces, site: str | None = None) -> None:
+        """`site`: whose it is; None where nobody is known, and each stream has paces of its own."""
         self.number = number
-        self._delayed = delayed
-        self._paces = Buckets[type](limits.PACE_OF_MESSAGES, limits.MAX_KINDS, limits.PACES_OF_MESSAGES)
+        self._paces = paces
+        self._who = f"stream {number}" if site is None else f"site {site}"
         self.outgoing: asyncio.Queue[tuple[wire.Body, bool] | None] = asyncio.Queue(limits.MAX_QUEUED_SENDS)
         self.cut_off: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.slots = asyncio.Semaphore(limits.MAX_QUEUED_EVENTS)
@@ -86,21 +82,12 @@ class Stream:
             async for data in requests:
                 await self.slots.acquire()
                 event = await self._event_of(data)
-                await self._in_its_time(type(event.message if isinstance(event, Received) else event))
+                kind = type(event.message if isinstance(event, Received) else event)
+                await self._paces.in_its_time(self._who, kind)
                 happened(event)
         except grpc.RpcError as error:
             return str(error) or type(error).__name__
         return "the site ended it"
-
-    async def _in_its_time(self, kind: type) -> None:
-        """Whoever sends too many of a kind waits, as the stream is not read. Nothing is lost: an honest site that was
-        held up for long says all that it has to say at once."""
-        loop = asyncio.get_running_loop()
-        if (wait_s := self._paces.spend(kind, loop.time())) > 0:
-            if not self._delayed[kind.__name__]:
-                log.warning("stream %d sends %s faster than is heard: it has to wait", self.number, kind.__name__)
-            self._delayed[kind.__name__] += 1
-            await asyncio.sleep(wait_s)
 
     async def _event_of(self, data: bytes) -> Event:
         try:

@@ -28,6 +28,10 @@ MAX_S = 2.0
 CALL_LIMIT_S = 20.0
 FRAME_BYTES = 256 << 10
 ROUND_TRIPS = 3
+MAX_REQUESTS = 256
+"""Of one call, which needs some forty."""
+BESIDE_BYTES = 64 << 10
+"""That all requests of a call may have beside their data."""
 PACE = Pace(at_once=4, per_s=1 / 30)
 """Of one site."""
 MAX_SITES = 4096
@@ -90,17 +94,18 @@ class Measures:
         self._is_busy = True
 
     async def _serve(self, context: Any) -> None:
-        received = given = 0
-        is_first = True
+        num_requests = whole = received = given = 0
         while isinstance(data := await context.read(), bytes):
             request = _parsed(common_pb2.MeasureRequest, data)
-            if is_first:
+            if not num_requests:
                 self._check_header(context, request.header)
-                is_first = False
+            num_requests += 1
+            whole += len(data)
             received += len(request.data)
             given += request.down_bytes
-            if received > MAX_BYTES or given > MAX_BYTES:
-                raise InvalidMessage(f"more than {MAX_BYTES} bytes one way: a link is measured with fewer")
+            if max(received, whole - BESIDE_BYTES, given) > MAX_BYTES or num_requests > MAX_REQUESTS:
+                most = f"more than {MAX_BYTES} bytes one way, or {MAX_REQUESTS} messages"
+                raise InvalidMessage(f"{most}: a link is measured with fewer")
             if request.down_bytes:
                 await self._give_all(context, request.down_bytes)
             if request.answer:

@@ -167,6 +167,10 @@ class Core:
         return 0 if self.run.finished is not None else max(0, self.run.settings.quorum - here)
 
     @property
+    def last_commit(self) -> int:
+        return self.run.log.last
+
+    @property
     def banned_names(self) -> tuple[str, ...]:
         """Of sites that others are to have nothing to do with."""
         return self.run.banned_names

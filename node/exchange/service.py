@@ -47,6 +47,10 @@ def _refusing(answer: Answer[T]) -> Answer[T]:
     async def refusing(service: PeerService, asked: Any, context: Context) -> T:
         try:
             return await answer(service, asked, context)
+        except asyncio.CancelledError:
+            if reason := service.hub.claims.ban_of(context):  # else the call stays open, in silence
+                await abort(context, RefusedError(reason))
+            raise
         except NotRead as error:
             log.warning("%s", error)
             raise asyncio.CancelledError(str(error)) from None

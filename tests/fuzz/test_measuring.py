@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from atoll.node.exchange.service import PeerService
 from atoll.protocol import PROTOCOL_VERSION, measuring
 from atoll.protocol.errors import InvalidMessage, PeerError
-from atoll.protocol.measuring import MAX_BYTES, PACE, Measures, measured
+from atoll.protocol.measuring import MAX_BYTES, MAX_REQUESTS, PACE, Measures, measured
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import PLAIN, Caller
 from atoll.protocol.v1 import common_pb2, peer_pb2
@@ -95,6 +95,15 @@ def test_what_is_sent_is_counted_and_no_more_is_taken() -> None:
         answer(some(Known()), asked(header=HEADER), *[frame] * 9)
     with pytest.raises(Ended, match="this is run 'run'"):
         answer(some(Known()), asked())
+
+
+def test_messages_are_counted_too_and_what_they_have_beside_data() -> None:
+    """Of empty ones any number would be read within the bytes."""
+    with pytest.raises(Ended, match="a link is measured with fewer"):
+        answer(some(Known()), asked(header=HEADER), *[b""] * MAX_REQUESTS)
+    unknown = b"\xfa\x01\x80\x80\x40" + bytes(1 << 20)
+    with pytest.raises(Ended, match="a link is measured with fewer"):
+        answer(some(Known()), asked(header=HEADER), *[unknown] * 9)
 
 
 def test_one_at_a_time_now_and_then_and_nobody_without_a_certificate() -> None:

@@ -28,8 +28,8 @@ HAND_ADDRESS = "127.0.0.1:9"
 class HandHost:
     """A host whose words a test says."""
 
-    def __init__(self, address: str, number: int = 1) -> None:
-        self._channel = transport.open_channel(address, handshake=None, max_message_bytes=hosts.MAX_MESSAGE_BYTES)
+    def __init__(self, address: str, number: int = 1, handshake: transport.Handshake | None = None) -> None:
+        self._channel = transport.open_channel(address, handshake=handshake, max_message_bytes=hosts.MAX_MESSAGE_BYTES)
         attach: Any = self._channel.stream_stream(
             hosts.ATTACH_METHOD,
             request_serializer=hosts_pb2.AttachRequest.SerializeToString,

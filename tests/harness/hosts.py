@@ -24,8 +24,10 @@ from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.tasks import Tasks, end
 from atoll.protocol import messages as m
+from atoll.protocol import transport
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import PRESETS, TimeLimits
+from atoll.protocol.trust.security import PLAIN, Security
 from tests.harness.data_plane import filled
 from tests.harness.failures import unexpected
 from tests.harness.hand_host import HAND_ADDRESS, HandHost
@@ -58,9 +60,15 @@ class Led:
     """A leader, its disk, the local socket of its host, and what its core would hear."""
 
     def __init__(
-        self, folder: Path, limits: TimeLimits = LIMITS, settings: RunSettings = SETTINGS, **config: Any
+        self,
+        folder: Path,
+        limits: TimeLimits = LIMITS,
+        settings: RunSettings = SETTINGS,
+        security: Security = PLAIN,
+        **config: Any,
     ) -> None:
         self.config = config_of(0, free_address(), **config)
+        self.security = security
         self.settings, self.limits = settings, limits
         self.events: asyncio.Queue[e.Event | Happened] = asyncio.Queue()
         self.server = ServedRanks(self.events.put_nowait, unexpected)
@@ -98,6 +106,7 @@ class Led:
             home=self.home,
             donor=self._as_donor,
             tasks=self.tasks,
+            security=self.security,
         )
         leader.replicas.serve(self.plane, self.plane.held())
         return leader
@@ -121,9 +130,11 @@ class Led:
         assert event.missing == missing, event
         return event.text
 
-    async def welcome_host(self, number: int = 1, **hello: Any) -> HandHost:
+    async def welcome_host(
+        self, number: int = 1, handshake: transport.Handshake | None = None, **hello: Any
+    ) -> HandHost:
         """One that a test speaks for, and that is welcome."""
-        host = HandHost(self.address, number)
+        host = HandHost(self.address, number, handshake)
         self._made.append(host)
         await host.says_hello(**hello)
         host.session = (await host.hears(hosts.HostWelcome)).session
@@ -233,10 +244,14 @@ class Led:
 
 @asynccontextmanager
 async def led(
-    folder: Path, limits: TimeLimits = LIMITS, settings: RunSettings = SETTINGS, **config: Any
+    folder: Path,
+    limits: TimeLimits = LIMITS,
+    settings: RunSettings = SETTINGS,
+    security: Security = PLAIN,
+    **config: Any,
 ) -> AsyncIterator[Led]:
     """A site whose leader is there."""
-    site = Led(folder, limits, settings, **config)
+    site = Led(folder, limits, settings, security, **config)
     try:
         await site.server.start()
         await site.leader.open(site.server.connected)

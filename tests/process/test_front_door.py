@@ -15,27 +15,19 @@ import grpc
 import pytest
 
 from atoll.coordinator import limits
-from atoll.coordinator.authority import Authority
-from atoll.coordinator.config import CoordinatorConfig
-from atoll.coordinator.core.asked import InviteAsked
 from atoll.coordinator.door_counts import Turned
 from atoll.coordinator.front_door import FrontDoor, listen
 from atoll.coordinator.service import CoordinatorServer
 from atoll.protocol import accepting, transport
 from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import HostError, PeerError
-from atoll.protocol.machine import Machine
 from atoll.protocol.pace import Pace
 from atoll.protocol.sync_settings import SyncSettings
-from atoll.protocol.trust.invites import from_text
-from atoll.protocol.trust.security import MutualTls
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 from tests.harness import floods
 from tests.harness.chaos import WORKER, settings
-from tests.harness.coordinator_story import some_settings
-from tests.harness.load_sites import joined
 from tests.harness.local_run import LocalRun
-from tests.harness.memory_store import MemoryStore
+from tests.harness.secured_coordinator import invited, secured
 
 LIMIT_S = 60.0
 RUN_LIMIT_S = 100.0
@@ -336,18 +328,8 @@ def test_a_crowd_of_viewers_is_bounded_by_certificate_and_not_by_address(
     monkeypatch.setattr(FrontDoor, "_through", noted)
 
     async def main() -> None:
-        config = CoordinatorConfig(store_path=tmp_path / "run.db", listen=f"{HERE}:0", connections_per_address=1)
-        authority = Authority.opened(tmp_path / "trust", "run", Machine())
-        tls = MutualTls("run", authority.shown())
-        settings = some_settings(run_id="run", min_sites=2)
-        server = CoordinatorServer(config, settings, MemoryStore(), authority=authority, security=tls)
-        await server.start()
-        running = asyncio.create_task(server.run())
-        try:
-            viewers = []
-            for name in ("v", "w"):
-                answer = await server.ask(InviteAsked(role="viewer", name=name))
-                viewers.append(await joined(from_text(answer.found)))
+        async with secured(tmp_path, listen=f"{HERE}:0", connections_per_address=1) as server:
+            viewers = [await invited(server, name, "viewer") for name in "vw"]
             ok, later = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
             assert await calls(server, viewers[0], 5) == [ok, ok, ok, later, later]
             assert await calls(server, viewers[1], 3) == [ok, ok, ok]
@@ -355,9 +337,6 @@ def test_a_crowd_of_viewers_is_bounded_by_certificate_and_not_by_address(
             assert len(through) == len(set(through)) == 4, "two joined, and two looked"
             await asyncio.to_thread(shows_no_certificate, server.address)
             assert len(through) == 4
-        finally:
-            await server.stop()
-            await running
 
     asyncio.run(main())
 

@@ -127,6 +127,7 @@ class Leader:
             attached=attached,
             exchanges=self.exchanges,
             limits=limits,
+            security=security,
             ranks_of=self._ranks_of,
             handle=handle,
             give_up=self._leave,

@@ -22,10 +22,12 @@ from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane.slices import Wanted, views
 from atoll.node.local_protocol import Piece
 from atoll.protocol import wire
-from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, StaleError
+from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, RefusedError, StaleError
 from atoll.protocol.layout import Layout
 from atoll.protocol.status import abort
 from atoll.protocol.time_limits import TimeLimits
+from atoll.protocol.trust.names import host_number
+from atoll.protocol.trust.security import Security
 from atoll.protocol.v1 import hosts_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -73,6 +75,7 @@ class Moving:
     attached: Hosts
     exchanges: LeadingExchanges
     limits: TimeLimits
+    security: Security
     ranks_of: Callable[[int], range]
     """Of a host, by its number."""
     handle: Callable[[e.Event], None]
@@ -103,11 +106,14 @@ class Moving:
             ),
         }
 
-    def _of_session(self, session: int) -> AttachedHost:
-        """Raises StaleError."""
+    def _of_session(self, session: int, context: Context) -> AttachedHost:
+        """Raises StaleError, RefusedError for another host than the one whose session that is."""
         host = next((host for host in self.attached.ready if host.session == session), None)
         if host is None:
             raise StaleError("what this host has, or asks for, is not wanted any more")
+        caller = self.security.caller(context)
+        if caller is not None and host_number(caller.subject.name) != host.number:
+            raise RefusedError(f"{caller.subject} is not host {host.number}, whose session it says")
         return host
 
     def _laid_out(self, generation: int) -> LaidOut:
@@ -124,7 +130,7 @@ class Moving:
         """Into SNAPSHOT. A host whose slices do not come whole is given up: the snapshot would never be."""
         first = await heard(context.read, self.limits.stall_s, "a host of this site")
         opened = wire.from_proto(hosts.SlicesPut, first.open)
-        host, laid_out = self._of_session(opened.session), self._laid_out(opened.generation)
+        host, laid_out = self._of_session(opened.session, context), self._laid_out(opened.generation)
         if opened.rank not in self.ranks_of(host.number):
             raise InvalidMessage(f"{host.words} has no rank {opened.rank}")
         wanted = Wanted(fragment=opened.fragment, with_frozen=opened.with_frozen)
@@ -150,7 +156,7 @@ class Moving:
     async def take_slices(self, asked: hosts_pb2.TakeSlicesRequest, context: Context) -> None:
         """What ranks of host 0 wrote, from SNAPSHOT. That does not change until the host says that it has it, or until
         it is given up, and then written under another number."""
-        host, laid_out = self._of_session(asked.session), self._laid_out(asked.generation)
+        host, laid_out = self._of_session(asked.session, context), self._laid_out(asked.generation)
         wanted = Wanted(fragment=asked.fragment, with_frozen=False)
         pieces = laid_out.pieces_for(host.number, self.ranks_of(0))
         found = views(laid_out.layout, laid_out.snapshot.view, pieces, wanted)
@@ -168,14 +174,14 @@ class Moving:
             part = await context.read()
             return part.data if isinstance(part, hosts_pb2.PutPayloadsRequest) else None
 
-        await self.exchanges.take(self._of_session(of.session), of, read)
+        await self.exchanges.take(self._of_session(of.session, context), of, read)
         return hosts_pb2.PutPayloadsResponse()
 
     @refusing
     async def take_payloads(self, asked: hosts_pb2.TakePayloadsRequest, context: Context) -> None:
         of = wire.from_proto(hosts.PayloadsOf, asked.of)
 
-        host = self._of_session(of.session)
+        host = self._of_session(of.session, context)
 
         async def write(data: bytes) -> None:
             await context.write(hosts_pb2.TakePayloadsResponse(data=data))

@@ -32,6 +32,11 @@ class Claims:
             for call in self._calls.pop(name):
                 call.cancel()
 
+    def ban_of(self, context: Any) -> str:
+        """Why whoever calls is answered no more; empty if it is not banned."""
+        caller = self.security.caller(context)
+        return f"{caller.subject} is banned" if caller is not None and caller.subject.site in self._banned else ""
+
     def learn(self, sites: Iterable[Member | Donor]) -> None:
         for site in sites:
             if site.name:
@@ -47,8 +52,8 @@ class Claims:
         if caller is None:
             return
         name, known = caller.subject.site, self._names.get(site_id)
-        if name in self._banned:
-            raise RefusedError(f"{caller.subject} is banned")
+        if reason := self.ban_of(context):
+            raise RefusedError(reason)
         if known is not None and known != name:
             raise RefusedError(f"{caller.subject} says to be site {site_id}, which is {known}")
         if (call := asyncio.current_task()) is not None:

@@ -294,6 +294,14 @@ MUTATIONS = (
         tests=(f"{HOSTS}::test_a_host_that_starts_again_takes_its_place_and_the_one_before_is_nobody",),
     ),
     Mutation(
+        name="a host moves slices and payloads in the session of another one",
+        rule="a host speaks for itself alone",
+        where="node.daemon.hosts.moving:Moving._of_session",
+        old="host_number(caller.subject.name) != host.number",
+        new="not host",
+        tests=(f"{BETWEEN}::test_a_host_moves_nothing_in_the_session_of_another_one",),
+    ),
+    Mutation(
         name="a host that starts again has the old one beside it",
         rule="a host that starts again takes its place",
         where="node.daemon.hosts.leader:Leader.attach",

@@ -6,6 +6,7 @@ from tests.mutation.mutation import Mutation
 
 COUNTS = "tests/unit/coordinator/test_door_counts.py"
 DOOR = "tests/process/test_front_door.py"
+SECURED = "tests/process/test_secured_coordinator.py"
 SHOWN = "tests/unit/coordinator/test_status_shown.py"
 
 MUTATIONS = (
@@ -108,13 +109,48 @@ MUTATIONS = (
     Mutation(
         name="a flood of messages is read as it comes",
         rule="a stream is read no faster than a site has to say, by kind of message",
-        where="coordinator.streams:Stream._in_its_time",
+        where="coordinator.paces:Paces.in_its_time",
         old="await asyncio.sleep(wait_s)",
         new="await asyncio.sleep(0)",
         tests=(
             "tests/process/test_coordinator_session.py"
             "::test_a_site_that_floods_one_kind_of_message_waits_and_others_do_not",
         ),
+    ),
+    Mutation(
+        name="each stream of a site begins with full buckets",
+        rule="messages have a pace by site, whatever streams it opens",
+        where="coordinator.service:CoordinatorServer._session",
+        old="certified.name if certified is not None else None)",
+        new="None)",
+        tests=(f"{SECURED}::test_another_stream_of_a_site_begins_with_what_the_last_one_has_left",),
+    ),
+    Mutation(
+        name="a site whose streams end often waits at each Hello",
+        rule="no honest site waits for a pace of messages",
+        where="coordinator.limits",
+        old="    m.Hello: CALLS_OF_ONE,",
+        new="    m.Hello: Pace(at_once=30, per_s=1.0),",
+        tests=(f"{SECURED}::test_a_site_whose_streams_end_again_and_again_never_waits",),
+    ),
+    Mutation(
+        name="what is said on Watch is read as it comes",
+        rule="a stream is read no faster than a site has to say, by kind of message",
+        where="coordinator.watchers:Watchers.watch.hear",
+        old="                await self._paces.in_its_time(str(caller.subject), session_pb2.WatchRequest)\n",
+        new="",
+        tests=(
+            "tests/unit/coordinator/test_watchers.py"
+            "::test_a_site_that_floods_is_read_no_faster_however_many_streams_it_has",
+        ),
+    ),
+    Mutation(
+        name="a link is measured with as many messages as anybody likes",
+        rule="what a call of Measure may send is bounded in bytes and messages",
+        where="protocol.measuring:Measures._serve",
+        old=" or num_requests > MAX_REQUESTS",
+        new="",
+        tests=("tests/fuzz/test_measuring.py::test_messages_are_counted_too_and_what_they_have_beside_data",),
     ),
     Mutation(
         name="a viewer asks as often as it likes",

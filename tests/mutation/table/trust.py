@@ -67,6 +67,22 @@ MUTATIONS = (
         tests=(f"{TRUST}::test_hosts_of_a_site_serve_others_as_the_site_and_host_0_alone_serves_them_as_it",),
     ),
     Mutation(
+        name="whoever is banned goes on watching",
+        rule="what somebody has open ends when it may call no more",
+        where="coordinator.rotation:Rotation.kept",
+        old="            self.watchers.end_refused(joined if is_all else None)\n",
+        new="",
+        tests=("tests/process/test_secured_coordinator.py::test_whoever_may_call_no_more_hears_no_more",),
+    ),
+    Mutation(
+        name="a call of a banned site stays open in silence",
+        rule="what a banned site has open at other sites ends",
+        where="node.exchange.service:_refusing.refusing",
+        old="if reason := service.hub.claims.ban_of(context):",
+        new='if reason := "":',
+        tests=("tests/unit/exchange/test_claims.py::test_a_call_that_a_ban_ends_says_so",),
+    ),
+    Mutation(
         name="hosts of a banned site are let in",
         rule="hosts of a site are a part of it",
         where="coordinator.core.sites.invites:refusal",

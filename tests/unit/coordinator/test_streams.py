@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 import pytest
 
+from atoll.coordinator.paces import Paces
 from atoll.coordinator.streams import Bodies, Stream
 from atoll.protocol import messages as m
 from atoll.protocol import sources_parts, wire
@@ -31,7 +31,7 @@ def test_parts_of_a_message_count_as_one_and_deposits_as_none(monkeypatch: pytes
     sources = m.Sources(commits=commits(3, members(2), ()))
 
     async def main() -> list[tuple[str | None, int]]:
-        stream, bodies, context = Stream(1, Counter()), Bodies(), Context()
+        stream, bodies, context = Stream(1, Paces()), Bodies(), Context()
         stream.say(m.Pulse(), bodies)
         await stream.say_sources(sources)
         stream.deposit(m.Deposits(), bodies)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import grpc
 import pytest
 
 from atoll.node.exchange import hub, service
@@ -78,6 +79,41 @@ def test_calls_of_whoever_is_banned_end_and_no_other_is_let_in() -> None:
         caller["name"] = "b"
         found.check(None, 7)
         calls[0].cancel()
+
+    asyncio.run(main())
+
+
+def test_a_call_that_a_ban_ends_says_so() -> None:
+    """A call whose handler is cancelled alone stays open, as gRPC has it."""
+    said: list[tuple[object, str]] = []
+
+    class Context:
+        async def abort(self, code: object, text: str) -> None:
+            said.append((code, text))
+            raise asyncio.CancelledError
+
+    async def main() -> None:
+        found, asked = Claims(called_by("b")), asyncio.Event()
+
+        async def gives(request: object, write: object, who: str) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        donor, data = SimpleNamespace(give=gives), peer_pb2.FetchStateRequest(chunks=[0]).SerializeToString()
+        hub: Any = SimpleNamespace(run_id="run", claims=found, served_donor=lambda: donor)
+        context: Any = Context()
+        context.peer, context.write = lambda: "b", None
+        for banned in ([], ["b"]):
+            asked.clear()
+            call = asyncio.create_task(PeerService(hub).fetch_state(data, context))
+            await asked.wait()
+            if banned:
+                found.ban(banned)
+            else:
+                call.cancel()
+            await asyncio.wait({call})
+            assert len(said) == len(banned)
+        assert said == [(grpc.StatusCode.PERMISSION_DENIED, "site b of run run is banned")]
 
     asyncio.run(main())
 

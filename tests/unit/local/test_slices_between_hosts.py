@@ -16,7 +16,8 @@ from atoll.node.core.outputs import ShareSnapshot
 from atoll.node.dataplane.slices import Wanted, views
 from atoll.protocol import messages as m
 from atoll.protocol import transport
-from atoll.protocol.errors import InvalidMessage, StaleError
+from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError
+from atoll.protocol.trust.names import Kind
 from tests.harness.following import hosts_meet_at_once
 from tests.harness.hand_host import HAND_ADDRESS
 from tests.harness.hosts import SITE_ID, led
@@ -33,6 +34,7 @@ from tests.harness.model_on_hosts import (
     pieces_of_site,
     random_bytes,
 )
+from tests.unit.trust.test_security import tls
 
 EVERYTHING = Wanted(fragment=0, with_frozen=True)
 CHANGING = Wanted(fragment=0, with_frozen=False)
@@ -114,6 +116,35 @@ def test_slices_that_are_not_wanted_are_refused_and_the_host_stays(
     transport.run(main())
 
 
+def test_a_host_moves_nothing_in_the_session_of_another_one(tmp_path: Path) -> None:
+    """Sessions are counted, so any host can say that of another one."""
+
+    async def main() -> None:
+        async with led(tmp_path, security=tls(Kind.SITE, "a"), site_hosts=3) as site:
+            both = []
+            for number in (1, 2):
+                handshake = tls(Kind.HOST, f"a/{number}").towards(Kind.HOST, "a/0")
+                both.append(await site.host(number, handshake=handshake, num_hosts=3))
+                await site.event(HostsChanged)
+            one, two = both
+            await site.runs(1, *both)
+            before, source = bytes(site.snapshot.view), random_bytes(LAYOUT.buffer_bytes)
+            payloads = hosts.PayloadsOf(session=one.session, sync=1, term=1, attempt=1)
+            for moves in (
+                two.put(one.put_of(1), source),
+                two.take(TAKE, one.session),
+                two.put_payloads(payloads),
+                two.take_payloads(payloads),
+            ):
+                with pytest.raises(RefusedError, match="host a/2 of run run is not host 1"):
+                    await moves
+            assert bytes(site.snapshot.view) == before
+            await one.put(one.put_of(1), source)
+            assert (await site.event(SlicesArrived)).rank == 1
+
+    transport.run(main())
+
+
 @pytest.mark.parametrize("is_over", ["not laid out yet", "stopped"])
 def test_slices_for_ranks_that_are_not_there_are_refused(tmp_path: Path, is_over: str) -> None:
     async def main() -> None:
@@ -160,9 +191,9 @@ def test_slices_that_arrive_when_their_generation_is_over_are_not_said(
             await site.runs(1, host)
             found, opened = site.leader._moving._of_session, asyncio.Event()
 
-            def finds(session: int) -> Any:
+            def finds(session: int, context: Any) -> Any:
                 opened.set()
-                return found(session)
+                return found(session, context)
 
             monkeypatch.setattr(site.leader._moving, "_of_session", finds)
 
