@@ -251,7 +251,7 @@ class RunView:
     excluded: tuple[str, ...]
     """The newest contributions that were left out of a sync, and why, ascending."""
     high: tuple[str, ...]
-    """Sites whose contributions are larger than the others' again and again, in words."""
+    """Sites whose contributions are larger than the others' again and again, or zero, in words."""
     audits: int = 0
     """Chunks of each commit that are averaged once more."""
     num_audits_right: int = 0
