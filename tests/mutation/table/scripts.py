@@ -36,6 +36,22 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        name="zeros have weight without a word",
+        rule="people are told of a site that contributes nothing",
+        where="coordinator.core.sync.norms:Norms.note_commit",
+        old="self._zeros_in_a_row[site_id] + 1 if are_all and norm == 0 else 0",
+        new="0",
+        tests=("tests/unit/coordinator/test_norms.py",),
+    ),
+    Mutation(
+        name="a site that trains one fragment of several is said to train nothing",
+        rule="zeros are told of where they are those of all fragments",
+        where="coordinator.core.sync.norms:Norms.__init__",
+        old="NAMED_AFTER * num_fragments",
+        new="NAMED_AFTER",
+        tests=("tests/unit/coordinator/test_norms.py",),
+    ),
+    Mutation(
         name="a site that trains another part first is ended",
         rule="only where a copy of the model is trained in its place is that an error",
         where="node.worker.other_optimizers:OtherOptimizers.of_copies",
