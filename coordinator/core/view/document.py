@@ -262,6 +262,8 @@ class RunView:
     """Of which no site could tell how they end."""
     best: BestView | None = None
     """The saved model that is the best so far."""
+    best_in_vain: str = ""
+    """Why what scripts log of late chooses none, in words; empty where it does."""
     audit_silence: tuple[str, ...] = ()
     """Sites that did not give what audits asked them for, in words."""
     same_samples: tuple[str, ...] = ()
