@@ -172,6 +172,9 @@ def test_optimizers_of_torch_take_nothing_back(node: FakeNode, kind: str, mode: 
     with atoll.join(net, [made, *rest], ramp_steps=0) as site:
         while site.running:
             train(net, made, 0)
+            for other in rest:
+                other.step()
+                other.zero_grad()
             site.step(tokens=1)
     assert len(node.said("merged")) == 6
 
