@@ -33,6 +33,8 @@ def _judge(run: Run, site: Site, value: LoggedValue) -> None:
         assert run.best.found is not None
         text = f"commit {run.best.found.commit}: {value.name} {value.value:g}, by {site.label}"
         run.report(logging.INFO, f"the best saved model so far is that of {text}")
+    if text := run.best.telling():
+        run.report(logging.WARNING, f"{text} (said once)")
 
 
 def committed(run: Run, losses: Mapping[int, float]) -> None:

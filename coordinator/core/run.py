@@ -113,7 +113,7 @@ class Run(RunOutputs):
         self.left_out = LeftOut(persisted.all(e.ExclusionRecord), self.log.records, settings.sync.all_fragments)
         self._leave_out_again(persisted.all(e.ExclusionRecord))
         self.stragglers = Stragglers(is_late_void=settings.sync.steps_at_nodes)
-        self.norms = Norms()
+        self.norms = Norms(settings.sync.fragments)
         self.same_samples = SameSamples()
         self.curves = Curves(persisted.all(e.CurveRecord), now)
         self.phases_said = PhasesSaid()

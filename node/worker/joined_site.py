@@ -349,7 +349,7 @@ class JoinedSite(Site):
         mean_loss = self._mean_loss()
         # Of all steps: the time of the window is divided by them. A loss that is given now and then is their mean.
         num_steps = self._steps - window.first_step if mean_loss is not None else 0
-        self._checks.check(self._steps)
+        self._checks.check(self._steps, self._tokens)
         if not is_seed:
             self._say_if_undivided()
             self._shared.check_frozen()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -22,6 +23,7 @@ class OtherOptimizers:
 
     def __init__(self, given: Sequence[torch.optim.Optimizer]) -> None:
         self._owned = {id(parameter) for each in given for parameter in _parameters(each)}
+        self._shapes = _shapes(given)
         self._places = WeakKeyDictionary({each: place for place, each in enumerate(given)})
         for is_deep in (False, True):  # an object may be shared, and lead to those within another one
             for place, each in enumerate(given):
@@ -29,6 +31,7 @@ class OtherOptimizers:
                     self._places.setdefault(within, place)
         self._stepped: set[int] = set()  # places of those that did a step since the last call
         self._others: WeakSet[torch.optim.Optimizer] = WeakSet()  # that did one
+        self._at_last_call: WeakSet[torch.optim.Optimizer] = WeakSet()  # those of the call before
         # By id of a parameter: calls with a step of another one, since the last one of an optimizer that holds it.
         self._in_a_row: dict[int, int] = {}
         self._handle = register_optimizer_step_post_hook(self._after_step)
@@ -38,7 +41,7 @@ class OtherOptimizers:
         parameters in place of the one that `atoll.join` was given for them."""
         stepped, others = set(self._stepped), list(self._others)
         self._stepped.clear()
-        self._others.clear()
+        self._at_last_call, self._others = self._others, WeakSet()
         if not others and not self._in_a_row:
             return
         # As their groups are now: an optimizer that was made for half of the parameters may have taken them out there.
@@ -59,6 +62,14 @@ class OtherOptimizers:
                     "it before atoll.join, which is given it; what changes later goes into its param_groups"
                 )
 
+    def of_copies(self) -> str:
+        """Those that had done a step at the last call, if together they train what looks like a copy of all that
+        `atoll.join` was given, and nothing of that; else empty."""
+        others = sorted(self._at_last_call, key=lambda each: type(each).__name__)
+        is_apart = self._owned.isdisjoint(id(parameter) for each in others for parameter in _parameters(each))
+        are_copies = is_apart and _shapes(others) == self._shapes
+        return " and ".join(type(each).__name__ for each in others) if are_copies else ""
+
     def close(self) -> None:
         self._handle.remove()
 
@@ -71,6 +82,12 @@ class OtherOptimizers:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _shapes(optimizers: Iterable[torch.optim.Optimizer]) -> Counter[torch.Size]:
+    """Of what they train, each parameter once."""
+    trained = {id(p): p.shape for each in optimizers for p in _parameters(each) if p.requires_grad}
+    return Counter(trained.values())
 
 
 def optimizers_within(optimizer: torch.optim.Optimizer, *, is_deep: bool) -> list[torch.optim.Optimizer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
@@ -13,7 +14,7 @@ from atoll.node.worker.losses import DEFAULT_MAX_SKIPPED
 from atoll.node.worker.optimizer_copies import Copies, OptimizerCopies
 from atoll.node.worker.optimizers import NodeOptimizer
 from atoll.node.worker.other_optimizers import OtherOptimizers
-from atoll.node.worker.step_count import StepCount, stepping
+from atoll.node.worker.step_count import MAX_IDLE, StepCount, stepping
 from atoll.node.worker.taken_back import TakenBack
 from atoll.node.worker.tensors import ModelTensors
 from atoll.protocol.errors import ConfigError
@@ -36,6 +37,7 @@ class ScriptChecks:
         self._steps = StepCount(own, max_skipped) if own else None
         self._others = OtherOptimizers(own) if own else None
         self._constant = ConstantBuffers(tensors.held)
+        self._is_unseen_said = False
 
     @property
     def num_skipped(self) -> int:
@@ -52,13 +54,41 @@ class ScriptChecks:
             self._taken_back.stepped()
         return True
 
-    def check(self, num_steps: int) -> None:
-        """Before a snapshot of so many steps of the site. Raises ConfigError, naming the parameter, for one that is
-        trained only since join, and for one in whose place the model has another.
+    def check(self, num_steps: int, num_tokens: int) -> None:
+        """Before a snapshot of so many steps of the site, and tokens of this rank. Raises ConfigError, naming the
+        parameter, for one that is trained only since join, and for one in whose place the model has another; and where
+        a copy of the model is trained in its place.
         """
         check_in_place(self._tensors)
         self._constant.look(num_steps)
         self._tensors.check_trained(self._optimizers)
+        if num_tokens:
+            self._check_seen()
+
+    def _check_seen(self) -> None:
+        """A script may train by other means than torch's optimizers, or another part of it first: so that nothing is
+        seen of training is said, once. It is an error only where a window later a copy of all of it is trained."""
+        if self._steps is None or self._others is None:
+            return
+        if (num_calls := self._steps.num_unseen()) <= MAX_IDLE:
+            return
+        text = (
+            f"site.step was called {num_calls} times, and nothing is seen of training: no optimizer given to "
+            "atoll.join has done a step, and their parameters have no gradients and the values that they had. The site "
+            "contributes zeros, with the weight of its tokens"
+        )
+        if not self._is_unseen_said:
+            self._is_unseen_said = True
+            sys.stderr.write(
+                f"atoll: {text}: give atoll.join what is trained, and call site.step only after its steps; this is "
+                "said once\n"
+            )
+        elif others := self._others.of_copies():
+            raise ConfigError(
+                f"{text}, while {others} trains as many parameters of the same shapes, a copy of the model: make the "
+                "model and its optimizers before atoll.join, which is given what is trained; where a copy is trained "
+                "on purpose, call site.step only after steps of what atoll.join was given"
+            )
 
     def close(self) -> None:
         """Nothing of them is left in the optimizers."""
@@ -81,9 +111,13 @@ class ScriptChecks:
         """Within it an update of the fragment is taken: gives the optimizers' copies, which take it too. `is_restored`:
         the optimizers are as a checkpoint had them, and did no step since."""
         taken_back = self._taken_back
+        if self._steps is not None:
+            self._steps.look()
         with nullcontext() if taken_back is None else taken_back.update(fragment, has_old_state=is_restored):
             yield self.copies.find(is_restored=is_restored)
         self._constant.taken()
+        if self._steps is not None:
+            self._steps.took()
 
 
 def _refuse_step(optimizer: torch.optim.Optimizer, *_of_step: object) -> None:

@@ -18,7 +18,7 @@ from atoll.protocol.errors import ConfigError, NonFiniteError
 MAX_IDLE = 32
 """Calls without a step; more are an error where they are a third of all."""
 NUM_TENSORS = 8
-"""That tell whether parameters moved."""
+"""That tell whether parameters moved between two calls."""
 
 
 class StepCount:
@@ -32,6 +32,8 @@ class StepCount:
         self._num_calls = self.num_idle = self._in_a_row = 0
         self._max_in_a_row = max_in_a_row
         self._at_idle: list[Tensor] = []  # values at the last call, if that was without a step
+        self._taken: list[Tensor] = []  # values of the last update
+        self._has_moved = False  # since an update
 
     def is_step(self, loss: Tensor | float | None = None) -> bool:
         """At each call of `site.step`: whether it stands for a step. Raises ConfigError where calls without one go
@@ -72,6 +74,25 @@ class StepCount:
             )
         return False
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether anything was seen of training: a step, a gradient, or values that the script has changed."""
+        return self._has_stepped or self.num_idle > 0 or self._has_moved
+
+    def look(self) -> None:
+        """Before an update is taken: whether the script has changed values since the last one."""
+        if self._taken and not self.is_seen:
+            self._has_moved = not all(map(torch.equal, self._taken, self._sample(len(self._parameters))))
+
+    def took(self) -> None:
+        """The parameters have the values of an update."""
+        self._taken = [] if self.is_seen else self._sample(len(self._parameters))
+
+    def num_unseen(self) -> int:
+        """Before a snapshot: calls, if nothing was seen of training and there is something to look at; else 0."""
+        self.look()
+        return self._num_calls if self._taken and not self.is_seen else 0
+
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -85,9 +106,9 @@ class StepCount:
         return any(parameter.grad is not None for parameter in self._parameters)
 
     @torch.no_grad()
-    def _sample(self) -> list[Tensor]:
+    def _sample(self, num_tensors: int = NUM_TENSORS) -> list[Tensor]:
         locals_ = [local_of(parameter) for parameter in self._parameters if local_of(parameter).numel()]
-        chosen = locals_[:: max(1, len(locals_) // NUM_TENSORS)][:NUM_TENSORS]
+        chosen = locals_[:: max(1, len(locals_) // num_tensors)][:num_tensors]
         return [local[sample_places(local)].clone() if local.dim() else local.clone() for local in chosen]
 
 

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 of two ranks, and of one on a GPU, under a node that follows a script; every value is known."""
+"""DDP, FSDP2 and HSDP of two and four ranks, and of one on a GPU, under a node in a script; every value is known."""
 
 from __future__ import annotations
 
@@ -172,11 +172,18 @@ async def run(kind: str, output: pytest.LogCaptureFixture, num_ranks: int) -> No
             buffer.close()
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "offload"])
 def test_two_ranks(kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO, OUTPUT_LOGGER)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     asyncio.run(run(kind, caplog, num_ranks=2))
+
+
+def test_hybrid_shards_of_four_ranks(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two replicas of two shards each."""
+    caplog.set_level(logging.INFO, OUTPUT_LOGGER)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    asyncio.run(run("hsdp", caplog, num_ranks=4))
 
 
 @pytest.mark.gpu

@@ -1,6 +1,6 @@
 """One rank of a DDP or FSDP2 site whose every step is known: each takes 0.75 from every weight and 0.5 from every bias.
 
-Each rank: parallel_ranks.py ddp|fsdp2 [STEP]
+Each rank: parallel_ranks.py ddp|fsdp2|hsdp|offload [STEP]
 
 From STEP on rank 1 changes a bias of its own copy by hand.
 """
@@ -19,7 +19,8 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import atoll
@@ -44,9 +45,13 @@ def main(kind: str, drift_from: float) -> None:
     torch.manual_seed(rank)  # the first values must come from one rank
     bare = Net().to(device)
     net: nn.Module = bare
-    if kind == "fsdp2":
-        fully_shard(bare.first)
-        fully_shard(bare)
+    if kind != "ddp":
+        num = dist.get_world_size()
+        shape, names = ((2, num // 2), ("replicate", "shard")) if kind == "hsdp" else ((num,), ("shard",))
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        policy = CPUOffloadPolicy(pin_memory=use_gpu) if kind == "offload" else OffloadPolicy()
+        fully_shard(bare.first, mesh=mesh, offload_policy=policy)
+        fully_shard(bare, mesh=mesh, offload_policy=policy)
     else:
         net = DistributedDataParallel(bare)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)

@@ -20,7 +20,8 @@ from atoll.protocol.plans import heard
 ROUNDING = 1e-3
 """Of a cosine."""
 NAMED_AFTER = 3
-"""Commits in a row in which a site's norm was high: one alone is no sign of anything."""
+"""Commits in a row in which a site's norm was high: one alone is no sign of anything. Of zeros, so many of each
+fragment: in some of them a script may train nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,19 @@ class Agreement:
 
 
 class Norms:
-    def __init__(self) -> None:
+    def __init__(self, num_fragments: int) -> None:
+        self._most_zeros = NAMED_AFTER * num_fragments
         self.of_sites: dict[int, SiteNorm] = {}
         self.agreement: Agreement | None = None
         self._in_a_row: Counter[int] = Counter()  # commits, of contributors with a high norm in their last one
+        self._zeros_in_a_row: Counter[int] = Counter()  # the same of a norm of 0 in all chunks
 
     def forget(self) -> None:
         """All of it."""
         self.of_sites.clear()
         self.agreement = None
         self._in_a_row.clear()
+        self._zeros_in_a_row.clear()
 
     def high_in_a_row(self, site_id: int) -> int:
         """Commits in a row, of those with a contribution of the site, in which its norm was high in most chunks."""
@@ -62,7 +66,11 @@ class Norms:
 
     def is_named(self, site_id: int) -> bool:
         """Whether people are told of it."""
-        return self._in_a_row[site_id] >= NAMED_AFTER
+        return self._in_a_row[site_id] >= NAMED_AFTER or self.is_zero(site_id)
+
+    def is_zero(self, site_id: int) -> bool:
+        """Whether it contributes nothing again and again."""
+        return self._zeros_in_a_row[site_id] >= self._most_zeros
 
     def note_commit(self, attempt: Attempt) -> list[int]:
         """The sites that are to be named from now on."""
@@ -73,6 +81,7 @@ class Norms:
             return []
         named, all_chunks = [], sum(num_chunks.values())
         closer = [word for _, word in words if word.cosines]
+        are_all = sum(number for number, _ in words) == sum(tree.num_chunks for tree in attempt.plan.trees)
         for place, site_id in enumerate(ids):
             norm = math.sqrt(sum(word.norms[place] * word.norms[place] for _, word in words))
             before = self.of_sites.get(site_id)
@@ -80,7 +89,8 @@ class Norms:
             self.of_sites[site_id] = SiteNorm(norm, cosine)
             high = sum(number * word.num_high[place] / word.num_chunks for number, word in words)
             self._in_a_row[site_id] = self._in_a_row[site_id] + 1 if 2 * high > all_chunks else 0
-            if self._in_a_row[site_id] == NAMED_AFTER:
+            self._zeros_in_a_row[site_id] = self._zeros_in_a_row[site_id] + 1 if are_all and norm == 0 else 0
+            if self._in_a_row[site_id] == NAMED_AFTER or self._zeros_in_a_row[site_id] == self._most_zeros:
                 named.append(site_id)
         if closer:
             self.agreement = Agreement(

@@ -207,6 +207,11 @@ def _following(run: Run, base: int, before: m.Open, reached: tuple[int, int, flo
 
 def norm_in_words(run: Run, site: Site) -> str:
     """Of a site that is named."""
+    if run.norms.is_zero(site.site_id):
+        return (
+            f"{site.label} contributed nothing but zeros again and again, with the weight of its tokens: its script "
+            "trains something else than what it gave to atoll.join, or at a learning rate of 0"
+        )
     sync = run.settings.sync
     what = {"clip": "is clipped", "trim": "is left out where it is among the highest", "warn": "counts in full"}.get(
         sync.robust, "counts by its distance from the others"

@@ -251,7 +251,7 @@ class RunView:
     excluded: tuple[str, ...]
     """The newest contributions that were left out of a sync, and why, ascending."""
     high: tuple[str, ...]
-    """Sites whose contributions are larger than the others' again and again, in words."""
+    """Sites whose contributions are larger than the others' again and again, or zero, in words."""
     audits: int = 0
     """Chunks of each commit that are averaged once more."""
     num_audits_right: int = 0
@@ -262,6 +262,8 @@ class RunView:
     """Of which no site could tell how they end."""
     best: BestView | None = None
     """The saved model that is the best so far."""
+    best_in_vain: str = ""
+    """Why what scripts log of late chooses none, in words; empty where it does."""
     audit_silence: tuple[str, ...] = ()
     """Sites that did not give what audits asked them for, in words."""
     same_samples: tuple[str, ...] = ()

@@ -81,6 +81,7 @@ def view_of(run: Run, now: float) -> RunView:
         last_commit=run.log.last,
         changed=run.changes.in_words,
         best=_best(run),
+        best_in_vain=run.best.in_words(run.log.records),
         sync_every=sync.window_steps(0, run.log.last) if sync.steps_at_nodes else sync.every,
         num_parameters=run.manifest.manifest.num_trainable if run.manifest else 0,
         num_evicted=run.evictions.total(),

@@ -180,6 +180,7 @@ def notes(status: RunView) -> list[str]:
         *(f"left out of a sync: {text}" for text in status.excluded),
         *(f"banned: {text}" for text in status.banned),
         *([best_in_words(best)] if (best := status.best) is not None else []),
+        *([status.best_in_vain] if status.best_in_vain else []),
         *([f"changed by an operator: {status.changed}"] if status.changed else []),
     ]
 

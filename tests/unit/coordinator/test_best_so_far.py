@@ -66,6 +66,54 @@ def test_a_model_that_is_saved_is_the_best_by_what_one_site_logs_of_the_outer_pa
     assert (story.view.best.commit, story.view.best.site) == (6, "a")
 
 
+IN_VAIN = "no value of val_loss that came since commit 0 is of a saved model"
+
+
+@pytest.mark.parametrize("of_outer", [True, False])
+def test_values_that_are_never_of_a_saved_model_are_told_once_until_one_is(of_outer: bool) -> None:
+    """As of a site that joined late, and evaluates by steps of its own; or of a script that logs its own values."""
+    story = a_story(1)
+    while story.view.last_commit < 6:
+        assert story.view.best_in_vain == ""
+        last = story.view.last_commit
+        of_none = 10 * (last - 1 + last % 2)  # the model of such a commit is not saved
+        story.says("a", said(of_none if of_outer else 10 * last, 2.0, of_outer=of_outer))
+        commit_more(story)
+    story.says("a", said(50, 2.0, of_outer=of_outer))
+    assert story.view.best_in_vain.startswith(IN_VAIN)
+    assert "a multiple of run.save_every = 2, before sites have saved 2 more" in story.view.best_in_vain
+    commit_more(story)
+    story.says("a", said(70, 2.0))
+    assert sum(line.startswith(f"# {IN_VAIN}") for line in story.log) == 1
+    commit_more(story)
+    story.says("a", said(80, 2.0))
+    assert story.view.best_in_vain == ""
+    assert best(story) == (8, 80, 2.0)
+
+
+def test_that_no_value_has_come_is_shown_when_sites_have_saved_a_few_models() -> None:
+    """As where its name is misspelt."""
+    story = a_story(5)
+    story.says("a", said(40, 2.0, "val-loss"))
+    assert story.view.best_in_vain == ""
+    commit_more(story)
+    assert story.view.best_in_vain.startswith("no value of val_loss (run.best_by) has come")
+    story.says("a", said(60, 2.0))
+    assert story.view.best_in_vain == ""
+    assert not a_story(6, replace(SETTINGS, best_by="")).view.best_in_vain
+
+
+def test_values_at_each_commit_and_own_ones_beside_them_are_not_in_vain() -> None:
+    settings = replace(SETTINGS, save_every=3)
+    story = a_story(1, settings)
+    while story.view.last_commit < 40:
+        if story.view.last_commit <= 20:
+            story.says("a", said(10 * story.view.last_commit, 2.0))
+        story.says("a", said(10 * story.view.last_commit, 3.0, of_outer=False))
+        assert story.view.best_in_vain == ""
+        commit_more(story)
+
+
 def test_the_highest_may_be_the_best() -> None:
     story = a_story(2, replace(SETTINGS, best_is="highest"))
     story.says("a", said(20, 0.5))

@@ -23,9 +23,9 @@ def chunks_of(story: Story, plan: m.Plan, name: str) -> int:
     return sum(t.num_chunks for t in plan.trees if plan.contributors[top_of(t)].site_id == own)
 
 
-def run_of(num_commits: int, word: Callable[[Story], Word], robust: str = "clip") -> Story:
+def run_of(num_commits: int, word: Callable[[Story], Word], robust: str = "clip", *, num_fragments: int = 1) -> Story:
     """`word`: what a reducer says of the norms."""
-    settings = some_settings(quorum=1, min_sites=len(NAMES), max_sites=64, steps=2000)
+    settings = some_settings(quorum=1, min_sites=len(NAMES), max_sites=64, steps=2000, fragments=num_fragments)
     story = Story(replace(settings, sync=replace(settings.sync, robust=robust, clip=3.0 if robust == "off" else 1.5)))
     story.start(*NAMES)
     play(story, range(num_commits), word(story))
@@ -80,6 +80,34 @@ def test_who_stands_out_three_times_in_a_row_is_named() -> None:
     play(story, range(4, 5), of_d(story, share=0.0))
     assert not story.view.high
     assert sites_of(story)["d"].high_in_a_row == 0
+
+
+@pytest.mark.parametrize("num_fragments", [1, 2])
+@pytest.mark.parametrize("of_others", [1.0, 0.0])
+def test_who_contributes_nothing_but_zeros_is_named_whatever_the_others_send(
+    of_others: float, num_fragments: int
+) -> None:
+    """All sites may have the same script."""
+
+    def word(story: Story, of_d: float = 0.0) -> Word:
+        def said(name: str, plan: m.Plan) -> m.Averaged:
+            return m.Averaged(
+                num_chunks=chunks_of(story, plan, name), norms=(*[of_others] * 3, of_d), num_high=(0,) * 4
+            )
+
+        return said
+
+    story = run_of(0, word, num_fragments=num_fragments)
+    before = 3 * num_fragments - 1
+    play(story, range(before), word(story))
+    assert not story.view.high
+    play(story, range(before, before + 2), word(story))
+    text = "d (site 4) contributed nothing but zeros again and again, with the weight of its tokens"
+    assert [shown.startswith(text) for shown in story.view.high].count(True) == 1
+    assert len(story.view.high) == (1 if of_others else 4)
+    assert sum(line.startswith(f"# {text}") for line in story.log) == 1, "it is said once"
+    play(story, range(before + 2, before + 3), word(story, of_d=0.5))
+    assert not any(shown.startswith(text) for shown in story.view.high)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,7 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings
 from tests.harness.copying_optimizers import InState, Lookahead, Unfindable, Within
 from tests.harness.fake_group import fake_rank
-from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply, in_memory
+from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply, go_on, in_memory
 
 SETTINGS = RunSettings(run_id="r", steps=100)
 REPLACE, MERGE = MergeMode.REPLACE, MergeMode.MERGE
@@ -171,6 +172,9 @@ def test_optimizers_of_torch_take_nothing_back(node: FakeNode, kind: str, mode: 
     with atoll.join(net, [made, *rest], ramp_steps=0) as site:
         while site.running:
             train(net, made, 0)
+            for other in rest:
+                other.step()
+                other.zero_grad()
             site.step(tokens=1)
     assert len(node.said("merged")) == 6
 
@@ -337,6 +341,125 @@ def test_an_optimizer_that_is_made_anew_after_join_is_refused_by_name(node: Fake
                 site.step(tokens=10)
         with pytest.raises(ConfigError, match=r"SGD does the steps of parameters that atoll\.join was given another"):
             site.step(tokens=10)
+
+
+def said_to_train_nothing(text: str) -> int:
+    return text.count("and nothing is seen of training: no optimizer given to atoll.join has done a step")
+
+
+@pytest.mark.parametrize("how", ["copied", "rebuilt"])
+def test_a_copy_that_is_trained_in_place_of_what_was_given_is_said_then_refused_by_name(
+    node: FakeNode, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    """What was given stays as it is, so the site would contribute zeros with the weight of its tokens for ever."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    node.script = [*seeded(node, 2 * BETWEEN), *updates(node, 8, between=2 * BETWEEN)]
+    with atoll.join(net, optimizer) as site:
+        anew = deepcopy(net) if how == "copied" else network()
+        of_anew = torch.optim.AdamW(anew.parameters(), lr=0.01)
+        num_calls = said_at = 0
+
+        def go_on() -> None:
+            nonlocal num_calls, said_at
+            while site.running:
+                train(anew, of_anew, num_calls)
+                num_calls += 1
+                site.step(tokens=10)
+                said_at = said_at or num_calls * said_to_train_nothing(capsys.readouterr().err)
+
+        with pytest.raises(ConfigError, match=r"AdamW trains as many parameters of the same shapes, a copy of the m"):
+            go_on()
+    assert (said_at, num_calls) == (6 * BETWEEN, 8 * BETWEEN), "by the first window after 32 calls, and the next one"
+
+
+@pytest.mark.parametrize("tokens", [10, 0])
+@pytest.mark.parametrize("who", ["nobody", "another part"])
+def test_a_script_of_which_nothing_is_seen_is_told_once_what_that_means(
+    node: FakeNode, capsys: pytest.CaptureFixture[str], who: str, tokens: int
+) -> None:
+    """It may train what only this site has before the rest, or wait for something. Tokens of 0 have no weight."""
+    net, discriminator = network(), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    own = torch.optim.SGD(discriminator.parameters(), lr=0.1)
+    node.script = [*seeded(node), *updates(node, 10), (11 * BETWEEN, STOP)]
+    with atoll.join(net, optimizer) as site:
+        while site.running:
+            if who == "another part":
+                discriminator(torch.ones(1, 8)).sum().backward()
+                own.step()
+            site.step(tokens=tokens)
+    assert len(node.said("merged")) == 11
+    assert said_to_train_nothing(capsys.readouterr().err) == (tokens > 0)
+
+
+def by_hand(net: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+    """No hook of torch's is called, and no gradient is left; one tensor of four changes, and that at the end of a
+    window."""
+    del optimizer
+    if number % BETWEEN == BETWEEN - 1:
+        with torch.no_grad():
+            net.get_parameter("2.bias").sub_(0.1)
+
+
+def at_rate_0(net: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    train(net, optimizer, number)
+    optimizer.zero_grad()
+
+
+def all_left_out(net: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+    """At first, by a scaler that begins at 2**16."""
+    if number < 16:
+        optimizer.zero_grad()
+    else:
+        train(net, optimizer, number)
+
+
+@pytest.mark.parametrize("trains", [by_hand, at_rate_0, all_left_out])
+@pytest.mark.parametrize("between", [1, BETWEEN])
+def test_of_scripts_that_train_in_ways_of_their_own_nothing_is_said(
+    node: FakeNode, capsys: pytest.CaptureFixture[str], trains: Callable[..., None], between: int
+) -> None:
+    """Also beside a network of the same shape that is no part of the run, and with an update after each step."""
+    net, other = network(), network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    of_other = torch.optim.SGD(other.parameters(), lr=0.1)
+    num_updates = 80 // between
+    node.script = [*seeded(node, between), *updates(node, num_updates, between=between)]
+    node.script.append(((num_updates + 1) * between, STOP))
+    with atoll.join(net, optimizer) as site:
+        number = 0
+        while site.running:
+            trains(net, optimizer, number)
+            train(other, of_other, number)
+            site.step(tokens=10)
+            number += 1
+    assert not said_to_train_nothing(capsys.readouterr().err)
+
+
+def test_what_a_script_changes_between_a_snapshot_and_the_update_is_seen(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where it trains a copy, and brings back what that has become just after a snapshot."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    node.script = seeded(node)
+    for number in range(1, 8):
+        step = number * BETWEEN
+        taken = apply(MERGE, step + BETWEEN, version=number)
+        node.script += [(step, SNAPSHOT), (step, go_on(step + 2)), (step + 2, taken)]
+    node.script.append((8 * BETWEEN, STOP))
+    with atoll.join(net, optimizer) as site:
+        num_calls = 0
+        while site.running:
+            if num_calls > BETWEEN and num_calls % BETWEEN == 1:
+                with torch.no_grad():
+                    net.get_parameter("2.bias").sub_(0.1)
+            site.step(tokens=10)
+            num_calls += 1
+    assert not said_to_train_nothing(capsys.readouterr().err)
 
 
 def test_an_optimizer_that_is_made_anew_for_half_of_the_parameters_is_refused_by_name(node: FakeNode) -> None:
@@ -692,7 +815,7 @@ class Sharded:
                     parameter.grad = torch.full_like(parameter, 0.1)
                 self.optimizer.step()
                 assert self.checks.is_step()
-            self.checks.check(1)
+            self.checks.check(1, num_tokens=1)
             generator = torch.Generator().manual_seed(number)
             with self.checks.update() as copies, torch.no_grad():
                 found.append(len(copies))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_model
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
@@ -34,12 +36,30 @@ def take_sevens(node: FakeNode) -> Any:
     return apply(MergeMode.REPLACE, 3, version=1)
 
 
-@pytest.mark.parametrize("how", ["accumulated", "autocast", "compiled", "clipped"])
-def test_an_ordinary_loop_counts_its_steps_and_takes_updates(node: FakeNode, how: str) -> None:
+INDUCTOR = pytest.param(
+    "inductor",
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.timeout(300),
+        pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch.jit, which inductor imports
+        pytest.mark.skipif(which("g++") is None, reason="torch.compile needs a C++ compiler: g++"),
+    ],
+)
+
+
+@pytest.mark.parametrize("how", ["accumulated", "autocast", "compiled", INDUCTOR, "checkpointed", "clipped"])
+def test_an_ordinary_loop_counts_its_steps_and_takes_updates(
+    node: FakeNode, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two steps of 20 tokens each, an update, and one step of what it brought: in place, so that compiled code and
     what autocast remembers see it."""
     net = network()
-    forward = torch.compile(net, backend="eager") if how == "compiled" else net
+    forward: Any = net
+    monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "")  # inductor sets it, and leaves it
+    if how in ("compiled", "inductor"):
+        forward = torch.compile(net, backend="eager" if how == "compiled" else "inductor")
+    elif how == "checkpointed":
+        forward = checkpoint_wrapper(net)
     assert isinstance(forward, nn.Module)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.125)
     node.script = [*seeded(node, 2), (2, SNAPSHOT), (2, lambda: take_sevens(node)), (3, SNAPSHOT), (3, STOP)]
@@ -64,6 +84,30 @@ def test_an_ordinary_loop_counts_its_steps_and_takes_updates(node: FakeNode, how
     of_others = 8 * (16 * 7.0 + 7.0)  # tanh of 63 is 1
     assert outputs[2] == pytest.approx(of_others, rel=0.01)
     assert outputs[1] != pytest.approx(of_others, rel=0.01)
+
+
+def test_each_of_several_optimizers_does_its_steps_and_takes_updates(node: FakeNode) -> None:
+    """Muon for the matrices, and AdamW for the rest."""
+    net = network()
+    kinds = {dim: [p for p in net.parameters() if p.dim() == dim] for dim in (1, 2)}
+    optimizers = [torch.optim.Muon(kinds[2], lr=0.125), torch.optim.AdamW(kinds[1], lr=0.125)]
+    first = [p.detach().clone() for p in net.parameters()]
+    node.script = [*seeded(node, 2), (2, SNAPSHOT), (2, lambda: take_sevens(node)), (3, SNAPSHOT), (3, STOP)]
+    with atoll.join(net, optimizers, ramp_steps=0) as site:
+        while site.running:
+            net(torch.ones(1, 8)).square().sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            if site.inner_step == 1:
+                assert all(bool((p != was).any()) for p, was in zip(net.parameters(), first, strict=True))
+            if site.step(tokens=20).synced:
+                assert {value for p in net.parameters() for value in p.flatten().tolist()} == {7.0}
+    assert [sealed["tokens"] for sealed in node.said("sealed")] == [0, 40, 20]
+    for name, parameter in net.named_parameters():
+        sent = node.values(node.snapshot, name)
+        assert sent.tolist() == parameter.flatten().tolist()
+        assert (sent != 7.0).any(), "each has done a step from there"
 
 
 def test_a_loop_that_draws_its_batches_itself_draws_those_of_its_site(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from atoll.node.worker.tensors import ModelTensors, find_tensors
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Role, TiedName
+from tests.harness.fake_group import fake_rank
 
 
 class Net(nn.Module):
@@ -68,6 +70,8 @@ def test_wrappers_leave_no_trace() -> None:
     compiled = torch.compile(wrapped, backend="eager")
     assert isinstance(compiled, nn.Module)
     assert find(compiled).manifest.digest == plain.digest
+    with fake_rank(0, 2):
+        assert find(DistributedDataParallel(Net())).manifest.digest == plain.digest
     own = nn.Module()  # an attribute of the user's own that is called module keeps its name
     own.module = nn.Linear(1, 1)
     assert [t.name for t in find(own).manifest.tensors] == ["module.bias", "module.weight"]
