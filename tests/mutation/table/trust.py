@@ -374,8 +374,8 @@ MUTATIONS = (
         name="who is banned is answered by other sites",
         rule="sites answer nobody who is banned, whatever its certificate says",
         where="node.exchange.peers.claims:Claims.check",
-        old="if name in self._banned:",
-        new="if False:",
+        old="if reason := self.ban_of(context):",
+        new="if reason := False:",
         tests=(f"{CLAIMS}::test_calls_of_whoever_is_banned_end_and_no_other_is_let_in",),
     ),
     Mutation(
@@ -582,8 +582,8 @@ MUTATIONS = (
         name="a copy of the store is not in the audit log",
         rule="what an operator asks for is in the audit log with its outcome",
         where="coordinator.service:CoordinatorServer.command",
-        old="""return await noted(self._decide, by, f"backup path={json.dumps(asked.path)}", made)""",
-        new="return made",
+        old="return await noted(self._decide, by, words, await self._backup(Path(asked.path), is_here=is_here))",
+        new="return await self._backup(Path(asked.path), is_here=is_here)",
         tests=(f"{COMMANDS}::test_a_copy_of_the_store_is_in_the_log_whether_it_was_made_or_not",),
     ),
     Mutation(

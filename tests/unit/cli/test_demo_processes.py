@@ -173,8 +173,9 @@ def test_the_run_file_of_the_demo_is_one_of_run_toml(tmp_path: Path) -> None:
 
 
 def test_a_refusal_of_the_demo_names_the_command_once_and_what_it_can_choose(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["demo", "--preset", "streaming", "--sync-every", "3", "--steps", "20"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("atoll demo: the demo's run: sync.overlap_steps = 5 is more than sync.every = 3")
