@@ -8,6 +8,7 @@ import socket
 import ssl
 
 from atoll.node.relay import words
+from atoll.node.relay.pairing import SessionCertificate
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.names import Kind, Subject
@@ -59,15 +60,15 @@ async def accepted(connection: socket.socket, tls: MutualTls) -> Stream:
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
-def site_of(writer: asyncio.StreamWriter, run_id: str) -> tuple[Subject, float]:
-    """The site at the other end, or the host of one, by its certificate, and when that ends, in seconds since 1970.
-    Raises InvalidMessage for whoever is none."""
+def site_of(writer: asyncio.StreamWriter, run_id: str) -> tuple[Subject, SessionCertificate]:
+    """The site at the other end, or the host of one, by its certificate. Raises InvalidMessage for whoever is none."""
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     certificate = certificates.from_der(shown or b"")
     subject = certificates.subject_of(certificate)
     if subject.run_id != run_id or subject.kind not in (Kind.SITE, Kind.HOST):
         raise InvalidMessage(f"{subject} is no site of run {run_id} that others know")
-    return subject, certificate.not_valid_after_utc.timestamp()
+    since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return subject, SessionCertificate(certificates.digest_of(certificate), since.timestamp(), until.timestamp())
 
 
 async def read_word(reader: asyncio.StreamReader) -> words.Word:

@@ -40,9 +40,20 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionCertificate:
+    """What a site shows to others for a day."""
+
+    key_digest: bytes
+    since_s: float
+    """From when it holds, in seconds since 1970, as the coordinator signed it: of two, the later is the newer."""
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Control:
     """The connection over which a site hears that it is called."""
 
+    certificate: SessionCertificate
     start: int
     """Of the site's node."""
     number: int
@@ -71,14 +82,19 @@ class Pairing:
     def attached(self) -> list[str]:
         return list(self._controls)
 
-    def attach(self, name: str, start: int) -> tuple[Control, Control | None]:
-        """From now on the site hears of calls over the first; the second one is replaced. Raises RefusedError."""
+    def attach(self, name: str, certificate: SessionCertificate, start: int) -> tuple[Control, Control | None]:
+        """From now on the site hears of calls over the first; the second one is replaced. A start is what the site
+        says: it orders connections of one key alone, as who has the key of an older certificate may be a thief. Raises
+        RefusedError."""
         before = self._controls.get(name)
-        if before is not None and before.start > start:
-            raise RefusedError(f"start {start} of site {name} is over: start {before.start} is attached")
+        if before is not None:
+            if before.certificate.since_s > certificate.since_s:
+                raise RefusedError(f"a newer certificate of site {name} is attached: this one is replaced")
+            if before.certificate.key_digest == certificate.key_digest and before.start > start:
+                raise RefusedError(f"start {start} of site {name} is over: start {before.start} is attached")
         if before is None and len(self._controls) >= MAX_SITES:
             raise RefusedError(f"{MAX_SITES} sites are attached to this relay: it takes no more")
-        control = Control(start, next(self._numbers))
+        control = Control(certificate, start, next(self._numbers))
         self._controls[name] = control
         return control, before
 

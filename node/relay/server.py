@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.node.relay import greeting, outgoing, words
 from atoll.node.relay.accepting import connections
-from atoll.node.relay.pairing import Control, Pair, Pairing
+from atoll.node.relay.pairing import Control, Pair, Pairing, SessionCertificate
 from atoll.node.relay.quota import Quotas
 from atoll.node.relay.splice import Splice
 from atoll.protocol import addresses
@@ -196,7 +196,7 @@ class RelayServer:
     ) -> None:
         """`is_welcome` is called once it is a site that is not banned. Raises InvalidMessage, OSError, TimeoutError."""
         try:
-            subject, expires_s = greeting.site_of(writer, self._run_id)
+            subject, certificate = greeting.site_of(writer, self._run_id)
             name = subject.site
             if name in self._banned:
                 raise InvalidMessage(f"{subject} is banned")
@@ -208,8 +208,9 @@ class RelayServer:
                     writer.write(words.to_line(self._called(name, word.name)))
                     await writer.drain()
             if isinstance(word, words.Attach) and subject.kind is Kind.SITE:
-                async with asyncio.timeout(expires_s - self._machine.wall_time()):  # it comes with a renewed one
-                    await self._attached(name, word.start, reader, writer)
+                left_s = certificate.until_s - self._machine.wall_time()
+                async with asyncio.timeout(left_s):  # it comes with a renewed one
+                    await self._attached(name, certificate, word.start, reader, writer)
             elif not isinstance(word, words.Call):
                 raise InvalidMessage(f"site {name} begins with {type(word).__name__}")
         except asyncio.CancelledError:
@@ -238,11 +239,16 @@ class RelayServer:
             writer.transport.abort()
 
     async def _attached(
-        self, name: str, start: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        name: str,
+        certificate: SessionCertificate,
+        start: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         """Until the connection ends, or another one takes its place."""
         try:
-            control, before = self.pairing.attach(name, start)
+            control, before = self.pairing.attach(name, certificate, start)
         except RefusedError as error:
             log.warning("%s", error)
             writer.write(words.to_line(words.Refused(str(error))))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.node.relay import greeting, outgoing, words
 from atoll.node.relay.outgoing import Route
-from atoll.node.relay.pairing import TICKET_LIMIT_S, Control, Pairing
+from atoll.node.relay.pairing import TICKET_LIMIT_S, Control, Pairing, SessionCertificate
 from atoll.node.relay.quota import Quotas
 from atoll.protocol.errors import InvalidMessage, RefusedError
 from atoll.protocol.trust.names import Kind
@@ -79,6 +79,11 @@ def test_a_line_is_a_word_or_refused(line: bytes) -> None:
     assert again == word or isinstance(word, words.Told | words.Refused)  # texts are cleaned, and may be cut
 
 
+def signed(number: int) -> SessionCertificate:
+    """One of four, of two dates."""
+    return SessionCertificate(bytes([number % 4]), number % 2, 100.0)
+
+
 STEPS = st.lists(
     st.tuples(st.sampled_from(["attach", "detach", "call", "come", "guess", "end", "charge", "look"]), NAMES, NAMES,
               st.integers(0, 30)),
@@ -98,9 +103,13 @@ def test_pairs_are_two_tickets_each_used_once_and_bounded(steps: list[tuple[str,
         match verb:
             case "attach":
                 try:
-                    controls[one], _ = relay.attach(one, number)
+                    controls[one], _ = relay.attach(one, shown := signed(number), number // 3)
                 except RefusedError:
-                    assert controls[one].start > number
+                    before = controls[one]
+                    is_older = before.certificate.since_s > shown.since_s
+                    assert is_older or (before.certificate == shown and before.start > number // 3)
+                else:
+                    assert controls[one].certificate == shown
             case "detach" if one in controls:
                 relay.detach(one, controls.pop(one))
             case "call":

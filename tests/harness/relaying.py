@@ -16,13 +16,13 @@ from atoll.node.relay.server import RelayServer
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.trust.names import Kind
 from atoll.protocol.trust.security import MutualTls
-from tests.unit.trust.test_security import tls
+from tests.unit.trust.test_security import NOW_S, tls
 
 LIMIT_S = 60.0
 
 
-def site(name: str) -> MutualTls:
-    return tls(Kind.SITE, name)
+def site(name: str, signed_s: float = NOW_S) -> MutualTls:
+    return tls(Kind.SITE, name, signed_s=signed_s)
 
 
 @asynccontextmanager

@@ -37,6 +37,29 @@ MUTATIONS = (
         tests=(f"{PAIRING}::test_the_newest_connection_of_the_newest_start_is_the_one_that_hears",),
     ),
     Mutation(
+        name="a site with an older certificate is called",
+        rule="of two certificates of a site the newer one is called by a relay",
+        where="node.relay.pairing:Pairing.attach",
+        old="before.certificate.since_s > certificate.since_s",
+        new="False",
+        tests=(
+            f"{PAIRING}::test_a_newer_certificate_takes_the_place_of_an_older_one_whatever_the_start",
+            f"{SERVER}::test_a_thief_with_an_older_certificate_keeps_no_site_from_being_called",
+        ),
+    ),
+    Mutation(
+        name="a start orders connections of several keys",
+        rule="no start that a thief says keeps a site from a relay",
+        where="node.relay.pairing:Pairing.attach",
+        old="before.certificate.key_digest == certificate.key_digest and before.start > start",
+        new="before.start > start",
+        tests=(
+            f"{PAIRING}::test_a_newer_certificate_takes_the_place_of_an_older_one_whatever_the_start",
+            f"{PAIRING}::test_of_certificates_of_one_second_the_newest_connection_hears_whatever_the_start",
+            f"{SERVER}::test_a_thief_with_an_older_certificate_keeps_no_site_from_being_called",
+        ),
+    ),
+    Mutation(
         name="the end of a connection that was replaced detaches the site",
         rule="what a newer connection has taken over is its own",
         where="node.relay.pairing:Pairing.detach",

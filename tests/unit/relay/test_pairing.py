@@ -7,8 +7,9 @@ from itertools import count
 import pytest
 
 from atoll.node.relay import pairing
-from atoll.node.relay.pairing import TICKET_LIMIT_S, Pairing
+from atoll.node.relay.pairing import TICKET_LIMIT_S, Pairing, SessionCertificate
 from atoll.node.relay.quota import DAY_S, MAX_SITES, Quotas
+from atoll.node.relay.words import MAX_START
 from atoll.protocol.errors import RefusedError
 
 NUMBERS = count()
@@ -18,10 +19,14 @@ def tickets() -> tuple[bytes, bytes]:
     return next(NUMBERS).to_bytes(32, "big"), next(NUMBERS).to_bytes(32, "big")
 
 
+def signed(key: str = "key", since_s: float = 0.0) -> SessionCertificate:
+    return SessionCertificate(key.encode(), since_s, since_s + DAY_S)
+
+
 def with_b(bytes_a_day: int = 0, max_pairs: int = 9, each: int = 9) -> Pairing:
     """Site b is attached."""
     found = Pairing(Quotas(bytes_a_day), max_pairs, each)
-    found.attach("b", 1)
+    found.attach("b", signed(), 1)
     return found
 
 
@@ -71,17 +76,39 @@ def test_nobody_is_led_to_a_site_that_is_not_attached() -> None:
 
 def test_the_newest_connection_of_the_newest_start_is_the_one_that_hears() -> None:
     relay = Pairing(Quotas(0), 9)
-    first, before = relay.attach("b", 2)
+    first, before = relay.attach("b", signed(), 2)
     assert before is None
-    second, before = relay.attach("b", 2)
+    second, before = relay.attach("b", signed(), 2)
     assert before == first
     relay.detach("b", first)
     assert relay.control_of("b") == second, "the end of one that was replaced changes nothing"
     with pytest.raises(RefusedError, match="start 1 of site b is over: start 2 is attached"):
-        relay.attach("b", 1)
+        relay.attach("b", signed(), 1)
     relay.detach("b", second)
     assert relay.attached == []
-    relay.attach("b", 1)  # nobody keeps a site out by a number that it said once
+    relay.attach("b", signed(), 1)  # nobody keeps a site out by a number that it said once
+
+
+def test_a_newer_certificate_takes_the_place_of_an_older_one_whatever_the_start() -> None:
+    relay = Pairing(Quotas(0), 9)
+    thief, _ = relay.attach("b", signed("captured", 100.0), MAX_START - 1)
+    owner, before = relay.attach("b", signed("owner's", 101.0), 1)
+    assert before == thief
+    with pytest.raises(RefusedError, match="a newer certificate of site b is attached"):
+        relay.attach("b", signed("captured", 100.0), MAX_START - 1)
+    assert relay.control_of("b") == owner
+    renewed, before = relay.attach("b", signed("renewed", 200.0), 1)
+    assert before == owner, "the same start, by the certificate that it has renewed while it was attached"
+    relay.detach("b", renewed)
+    relay.attach("b", signed("of a clock that is behind", 150.0), 2)  # nobody is kept out by who has gone
+
+
+def test_of_certificates_of_one_second_the_newest_connection_hears_whatever_the_start() -> None:
+    """A start that a thief says would keep the owner out until its certificate is renewed."""
+    relay = Pairing(Quotas(0), 9)
+    thief, _ = relay.attach("b", signed("captured"), MAX_START - 1)
+    _, before = relay.attach("b", signed("owner's"), 1)
+    assert before == thief
 
 
 def test_connections_are_bounded_for_each_site_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,13 +126,13 @@ def test_connections_are_bounded_for_each_site_and_in_all(monkeypatch: pytest.Mo
     relay.end(relay.pairs[-1])
     with pytest.raises(RefusedError, match="site a has 1 connections to site b: no more"):
         relay.call("a", "b", tickets(), 0.0)
-    relay.attach("d", 1)
+    relay.attach("d", signed(), 1)
     relay.call("a", "d", tickets(), 0.0)
     assert [pair.caller for pair in relay.of_caller("a")] == ["a", "a"]
     monkeypatch.setattr(pairing, "MAX_SITES", 1)
     with pytest.raises(RefusedError, match="1 sites are attached"):
-        relay.attach("c", 1)
-    relay.attach("b", 1)
+        relay.attach("c", signed(), 1)
+    relay.attach("b", signed(), 1)
 
 
 def test_a_site_that_has_used_its_quota_is_refused_until_its_day_is_over() -> None:

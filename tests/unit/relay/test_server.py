@@ -398,11 +398,37 @@ def test_a_site_is_attached_no_longer_than_its_certificate_holds() -> None:
     asyncio.run(main())
 
 
-def test_the_newest_start_of_a_site_is_the_one_that_is_called() -> None:
+def test_a_thief_with_an_older_certificate_keeps_no_site_from_being_called() -> None:
+    """Whatever start it says; once the owner is attached it comes no more."""
+
+    async def main() -> None:
+        async with relaying() as server:
+            route, thief, owner = Route(server.address), site("c", NOW_S), site("c", NOW_S + 1.0)
+            highest = words.Attach(words.MAX_START - 1)
+            (to_thief, thief_writer), answer = await outgoing.speak(thief, route, highest)
+            assert answer == words.Attached()
+            (to_owner, owner_writer), answer = await outgoing.speak(owner, route, words.Attach(1))
+            assert answer == words.Attached()
+            assert await greeting.read_word(to_thief) == words.Refused(
+                "another connection of site c has taken the place of this one"
+            )
+            with pytest.raises(RefusedError, match="a newer certificate of site c is attached"):
+                await outgoing.speak(thief, route, highest)
+            calling = asyncio.create_task(called("a", server.address, "c"))
+            assert isinstance(await greeting.read_word(to_owner), words.Ticket)
+            (await calling).close()
+            for writer in (thief_writer, owner_writer):
+                writer.transport.abort()
+
+    asyncio.run(main())
+
+
+def test_of_one_certificate_the_newest_start_is_the_one_that_is_called() -> None:
     async def play(server: RelayServer, relay: str) -> None:
-        (reader, writer), _ = await outgoing.speak(site("b"), Route(relay), words.Attach(2))
+        shown = site("b", NOW_S + 1.0)
+        (reader, writer), _ = await outgoing.speak(shown, Route(relay), words.Attach(2))
         with pytest.raises(RefusedError, match="start 1 of site b is over: start 2 is attached"):
-            await outgoing.speak(site("b"), Route(relay), words.Attach(1))
+            await outgoing.speak(shown, Route(relay), words.Attach(1))
         calling = asyncio.create_task(called("a", relay, "b"))
         assert isinstance(await greeting.read_word(reader), words.Ticket)
         (await calling).close()

@@ -29,14 +29,16 @@ SALT = bytes(range(16))
 ROOT = Root.made(SALT, 36500 * DAY, date_of(NOW_S))
 
 
-def shown(kind: Kind, name: str = "", *, root: Root = ROOT, life: timedelta = 3650 * DAY) -> Shown:
+def shown(
+    kind: Kind, name: str = "", *, root: Root = ROOT, life: timedelta = 3650 * DAY, signed_s: float = NOW_S
+) -> Shown:
     key = certificates.new_key()
-    certificate = root.sign(key.public_key(), Subject("run", kind, name), life, date_of(NOW_S))
+    certificate = root.sign(key.public_key(), Subject("run", kind, name), life, date_of(signed_s))
     return Shown(certificates.to_pem(root.certificate), certificates.to_pem(certificate), certificates.key_to_pem(key))
 
 
-def tls(kind: Kind, name: str = "", *, root: Root = ROOT) -> MutualTls:
-    return MutualTls("run", shown(kind, name, root=root))
+def tls(kind: Kind, name: str = "", *, root: Root = ROOT, signed_s: float = NOW_S) -> MutualTls:
+    return MutualTls("run", shown(kind, name, root=root, signed_s=signed_s))
 
 
 async def probed(port: int, handshake: transport.Handshake | None) -> grpc.StatusCode:
