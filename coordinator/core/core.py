@@ -168,6 +168,7 @@ class Core:
 
     @property
     def last_commit(self) -> int:
+        """Of the run."""
         return self.run.log.last
 
     @property
