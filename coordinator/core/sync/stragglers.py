@@ -18,6 +18,8 @@ REMEMBERED = 8
 SPREADS = 2
 PATIENT_SHARE = 1 / 16
 """Of their time, at most, the others wait again for a site that they waited for in vain; half of it the next time."""
+MOST_TIMES = 32
+"""In vain; more are as many. Of a site that nobody waits for, as of one on trial, each commit is one."""
 SLACK = 0.1
 """Of what a window takes: so much longer the others wait."""
 
@@ -71,7 +73,8 @@ class Stragglers:
     ) -> None:
         """Whoever was waited for in vain, so long, may hang."""
         for site_id in waited_for:
-            times = self._in_vain[site_id].times + 1 if site_id in self._in_vain else 1
+            before = self._in_vain[site_id].times if site_id in self._in_vain else 0
+            times = min(before + 1, MOST_TIMES)
             without_s = waited_s / PATIENT_SHARE * 2.0 ** (times - 1) if self._is_late_void else math.inf
             self._in_vain[site_id] = _InVain(times, now + without_s)
         for site_id in contributors:

@@ -45,6 +45,14 @@ MUTATIONS = (
         tests=(f"{STRAGGLERS}::test_where_what_comes_late_is_void_it_is_waited_for_again_ever_more_seldom",),
     ),
     Mutation(
+        name="a site on trial that never contributes ends the coordinator",
+        rule="whoever never comes costs the others ever less",
+        where="coordinator.core.sync.stragglers:Stragglers.note_commit",
+        old="min(before + 1, MOST_TIMES)",
+        new="before + 1",
+        tests=(f"{STRAGGLERS}::test_a_site_that_is_left_out_of_thousands_of_commits_ends_nothing",),
+    ),
+    Mutation(
         name="a site of which nothing is known is waited for in full again and again",
         rule="whoever never comes costs the others ever less",
         where="coordinator.core.sync.stragglers:Stragglers.patience",

@@ -98,6 +98,16 @@ def test_where_what_comes_late_is_void_it_is_waited_for_again_ever_more_seldom()
     assert patience(stragglers, [3], [1, 2, 3]).late == frozenset(), "after a contribution it is a first time again"
 
 
+def test_a_site_that_is_left_out_of_thousands_of_commits_ends_nothing() -> None:
+    """As one on trial, which nobody waits for: without it a commit may come at each step."""
+    stragglers = sites(is_late_void=True, a=10, b=10, c=10)
+    for number in range(2000):
+        stragglers.note_commit((1, 2), {3}, 0.0, 500.0 + number / 4)
+    assert patience(stragglers, [3], [1, 2, 3]).late == frozenset(), "none of them was a wait"
+    stragglers.note_commit((1, 2), {3}, 1.0, 1000.0)
+    assert patience(stragglers, [3], [1, 2, 3]).late == {3}
+
+
 def test_of_whom_nothing_is_known_is_not_waited_for_longer_the_second_time() -> None:
     stragglers = sites(is_late_void=True, a=10, b=10)
     assert patience(stragglers, [3], [1, 2, 3]).until == 1040.0
