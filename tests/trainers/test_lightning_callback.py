@@ -143,6 +143,25 @@ def test_saving_is_announced(node: FakeNode, tmp_path: Path) -> None:
     assert node.said("busy") == [busy, over] * 2
 
 
+def test_a_script_that_fits_again_after_an_error_saves(node: FakeNode, tmp_path: Path) -> None:
+    """As one that looks for the largest model that fits."""
+    node.script = [(0, apply(MergeMode.REPLACE, 2, fresh=True)), (2, SNAPSHOT), (2, STOP)]
+
+    class TooLarge(Line):
+        def configure_optimizers(self) -> Any:
+            raise MemoryError
+
+    site = SiteCallback(ramp_steps=0)
+    trainer = Trainer(
+        accelerator="cpu", logger=False, callbacks=[ModelCheckpoint(tmp_path, every_n_train_steps=1), site],
+        enable_progress_bar=False, use_distributed_sampler=False, enable_model_summary=False,
+    )  # fmt: skip
+    with pytest.raises(MemoryError):
+        trainer.fit(TooLarge(), site.loader(POINTS, 2))
+    trainer.fit(Line(), site.loader(POINTS, 2))
+    assert [busy["what"] for busy in node.said("busy")] == ["the trainer's checkpoint", ""] * 2
+
+
 def test_without_a_node_it_is_an_ordinary_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_module, "connect", lambda: None)
     model, site = Line(), SiteCallback()

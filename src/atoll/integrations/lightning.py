@@ -59,8 +59,9 @@ class SiteCallback(Callback):
         settings = self._training.settings
         if settings is None or stage != "fit":
             return
-        self._save = trainer.save_checkpoint
-        trainer.save_checkpoint = self._announced_save  # type: ignore[method-assign, unused-ignore]
+        if trainer.save_checkpoint != self._announced_save:  # as where a script fits again after an error
+            self._save = trainer.save_checkpoint
+            trainer.save_checkpoint = self._announced_save  # type: ignore[method-assign, unused-ignore]
         if settings.steps:
             trainer.fit_loop.epoch_loop.max_steps = settings.steps
             trainer.fit_loop.max_epochs = NO_LIMIT
