@@ -225,6 +225,25 @@ def test_a_schedule_follows_a_new_length_of_the_run(
     assert rates[0 if run_step else 2 :] == pytest.approx(expected[0 if run_step else 2 :])
 
 
+class Quiet(Trainer):
+    """The trainer reads no result of it."""
+
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override, unused-ignore]
+        super().create_scheduler(*args, **kwargs)
+
+
+def test_a_schedule_of_a_subclass_that_gives_back_nothing_follows_a_new_length(node: FakeNode, tmp_path: Path) -> None:
+    in_between = apply(MergeMode.REPLACE, 4, run_step=2, version=1, run_length=100)
+    node.script = [(0, apply(MergeMode.REPLACE, 2, fresh=True)), (2, SNAPSHOT), (2, in_between)]
+    node.script += [(4, SNAPSHOT), (4, STOP)]
+    trainer: Any = Quiet(model=Model(), args=a_trainer(tmp_path).args, train_dataset=Points())
+    watch = Watch()
+    trainer.add_callback(SiteCallback(trainer, ramp_steps=0))
+    trainer.add_callback(watch)
+    trainer.train()
+    assert watch.rates == pytest.approx([1, 1 - 1 / 50, 1 - 2 / 100, 1 - 3 / 100])
+
+
 def test_a_schedule_that_the_script_made_is_said_to_have_the_old_length(
     node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,6 +132,8 @@ class SiteCallback(TrainerCallback):
 
     def _made(self, optimizer: Optimizer, num_steps: int) -> Any:
         kept, self._trainer.lr_scheduler = self._trainer.lr_scheduler, None  # or it makes none
-        made = self._trainer.create_scheduler(num_steps, optimizer)
-        self._trainer.lr_scheduler = kept
-        return made
+        try:
+            self._trainer.create_scheduler(num_steps, optimizer)
+            return self._trainer.lr_scheduler  # as the trainer takes it: one of a subclass may return nothing
+        finally:
+            self._trainer.lr_scheduler = kept

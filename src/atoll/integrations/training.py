@@ -103,13 +103,14 @@ class Training:
             return 0
         before, now = self._num_steps, (site.run_length or 0) if self._num_steps else 0
         self._num_steps = now
+        stays = make is None
         for schedule in schedules:
             if now != before and make is not None:
-                _remake(schedule, make, now)
+                stays |= not _remake(schedule, make, now)
             follow(schedule, site.inner_step, again=now != before)
         if now == before:
             return 0
-        if make is None and site.rank == 0:
+        if stays and site.rank == 0:
             sys.stderr.write(
                 f"atoll: the run has {now} steps now, and had {before}: a learning-rate schedule that the script made "
                 "for those stays as it is, unless it asks for the length at each step (docs/trainers.md)\n"
@@ -183,13 +184,20 @@ def follow(scheduler: Any, step: int, *, again: bool = False) -> bool:
     return True
 
 
-def _remake(scheduler: Any, make: MakeSchedule, num_steps: int) -> None:
-    """Its rates are those of one that is made now. What that does to an optimizer is done to one in its place."""
+def _remake(scheduler: Any, make: MakeSchedule, num_steps: int) -> bool:
+    """Its rates are those of one that is made now. What that does to an optimizer is done to one in its place. False
+    if it stays as it is, with rates of the old length."""
     scheduler = getattr(scheduler, "scheduler", scheduler)
-    if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
-        groups = [{"params": [torch.zeros(1)], "lr": float(rate)} for rate in scheduler.base_lrs]
-        default = unwrapped(scheduler.optimizer).defaults["lr"]
-        scheduler.lr_lambdas = make(torch.optim.SGD(groups, float(default)), num_steps).lr_lambdas
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+        return True  # it is not of the run's steps, see `follow`
+    groups = [{"params": [torch.zeros(1)], "lr": float(rate)} for rate in scheduler.base_lrs]
+    default = unwrapped(scheduler.optimizer).defaults["lr"]
+    made = make(torch.optim.SGD(groups, float(default)), num_steps)
+    made = getattr(made, "scheduler", made)
+    if not isinstance(made, torch.optim.lr_scheduler.LambdaLR) or len(made.lr_lambdas) != len(groups):
+        return False
+    scheduler.lr_lambdas = made.lr_lambdas
+    return True
 
 
 class SharedStream:

@@ -94,9 +94,17 @@ MUTATIONS = (
         name="a script's schedule has an old length in silence",
         rule="where nobody but the script can make a schedule of the new length, it is said once",
         where="src.atoll.integrations.training:Training.follow",
-        old="if make is None and site.rank == 0:",
+        old="if stays and site.rank == 0:",
         new="if False:",
         tests=(OF_LENGTHS,),
+    ),
+    Mutation(
+        name="a trainer's schedule that cannot be made anew has an old length in silence",
+        rule="where nobody but the script can make a schedule of the new length, it is said once",
+        where="src.atoll.integrations.training:Training.follow",
+        old="stays |= not _remake(schedule, make, now)",
+        new="_remake(schedule, make, now)",
+        tests=("tests/unit/worker/test_trainers.py::test_a_schedule_that_cannot_be_made_anew_stays_which_is_said",),
     ),
     Mutation(
         name="a trainer's new schedule is made of the optimizer that trains",

@@ -249,6 +249,23 @@ def test_a_schedule_of_a_trainer_follows_a_new_length_and_one_of_a_script_is_sai
     assert training.follow([schedule]) == 0, "the site has left"
 
 
+@pytest.mark.parametrize("made", [None, torch.optim.lr_scheduler.StepLR], ids=["nothing", "another-kind"])
+def test_a_schedule_that_cannot_be_made_anew_stays_which_is_said(
+    node: FakeNode, capsys: pytest.CaptureFixture[str], made: Any
+) -> None:
+    """As where a trainer's subclass makes it, and gives back nothing: an operator's word ends no training."""
+    node.script = [(0, apply(MergeMode.REPLACE, 9, run_step=40, fresh=True, run_length=200))]
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    training = Training(ramp_steps=0)
+    training.begin(net, optimizer)
+    schedule = falling(optimizer, 100)
+    assert training.follow([schedule], lambda stand_in, _: made and made(stand_in, 5)) == 200
+    training.end()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1 - 40 / 100)
+    assert "the run has 200 steps now, and had 100: a learning-rate schedule" in capsys.readouterr().err
+
+
 def test_in_a_run_of_tokens_a_trainers_estimate_stays(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
