@@ -83,11 +83,14 @@ class TakenBack:
         found.sort(key=lambda of: str(of[0].local().device))  # as `_sample` has them
         self._held, self._owners = [held for held, _ in found], [owner for _, owner in found]
         self._optimizers = optimizers
+        self._owned: dict[int, list[int]] = {}  # by id of an optimizer: places in `_held`
+        for index, owner in enumerate(self._owners):
+            self._owned.setdefault(id(owner), []).append(index)
         self._places = [sample_places(held.local()) for held in self._held]
         self._fragments = [_Fragment() for _ in range(num_fragments)] if self._held else []
         self._has_stepped = False
         self._now: list[Tensor] = []  # values after the last update or step
-        self._gradients: dict[int, list[Tensor]] = {}  # of the step that is being done, by optimizer
+        self._gradients: dict[int, Tensor | None] = {}  # of the step that is being done, by place in `_held`
         self._num_strikes = torch.zeros(len(self._held), dtype=torch.int64)
         self._most_steps = 0  # that were watched after an update
         self._handles: list[RemovableHandle] = []
@@ -120,10 +123,7 @@ class TakenBack:
             return
         then, self._now = self._now, self._sample()
         change = [now - before for now, before in zip(self._now, then, strict=True)]
-        # Zeros where torch's hook was not called. Each parameter has one owner.
-        gradient = [torch.zeros_like(values) for values in change]
-        for of_owner in self._gradients.values():
-            gradient = [one + other for one, other in zip(gradient, of_owner, strict=True)]
+        gradient = self._stacked([self._gradients.get(index) for index in range(len(self._held))])
         self._gradients.clear()
         for of in watched:
             of.changes.append(change)
@@ -138,21 +138,28 @@ class TakenBack:
     def _after_step(self, optimizer: torch.optim.Optimizer, *_of_step: object) -> None:
         """After it the gradients are those of this step, also where a closure within it has made them."""
         if any(of.before for of in self._fragments):
-            own = zip(self._held, self._owners, strict=True)
-            self._gradients[id(optimizer)] = self._sample(
-                [h.parameter.grad if h.parameter is not None and owner is optimizer else None for h, owner in own]
-            )
+            for index in self._owned.get(id(optimizer), ()):
+                parameter = self._held[index].parameter
+                if parameter is not None and parameter.grad is not None:
+                    self._gradients[index] = self._row(index, parameter.grad)
+
+    def _sample(self) -> list[Tensor]:
+        """Of the parameters."""
+        return self._stacked([self._row(index, held.local()) for index, held in enumerate(self._held)])
 
     @torch.no_grad()
-    def _sample(self, values: Sequence[Tensor | None] | None = None) -> list[Tensor]:
-        """(tensors, NUM_SAMPLES) of fp32 on each device: nothing waits for a GPU. By default of the parameters."""
+    def _row(self, index: int, value: Tensor) -> Tensor | None:
+        """None for a value that is not like the parameter."""
+        mine = self._held[index].local()
+        fits = value.layout is torch.strided and local_of(value).shape == mine.shape
+        return local_of(value)[self._places[index]].detach().to(torch.float32) if fits else None
+
+    def _stacked(self, sampled: Sequence[Tensor | None]) -> list[Tensor]:
+        """(tensors, NUM_SAMPLES) of fp32 on each device: nothing waits for a GPU. None is zeros."""
         rows: dict[torch.device, list[Tensor]] = {}
-        for index, (held, places) in enumerate(zip(self._held, self._places, strict=True)):
-            mine = held.local()
-            value = mine if values is None else values[index]
-            fits = value is not None and value.layout is torch.strided and local_of(value).shape == mine.shape
-            row = local_of(value)[places] if fits and value is not None else mine.new_zeros(NUM_SAMPLES)
-            rows.setdefault(mine.device, []).append(row.detach().to(torch.float32))
+        for held, row in zip(self._held, sampled, strict=True):
+            device = held.local().device
+            rows.setdefault(device, []).append(torch.zeros(NUM_SAMPLES, device=device) if row is None else row)
         return [torch.stack(of_device) for of_device in rows.values()]
 
     def _close(self, of: _Fragment) -> None:

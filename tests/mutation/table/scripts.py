@@ -214,6 +214,14 @@ MUTATIONS = (
         tests=(f"{TAKEN_BACK}::test_a_closure_whose_gradient_explains_the_step_takes_nothing_back",),
     ),
     Mutation(
+        name="each of many optimizers looks at the gradients of all",
+        rule="watching costs little, however many optimizers a script has",
+        where="node.worker.taken_back:TakenBack._after_step",
+        old="self._owned.get(id(optimizer), ())",
+        new="range(len(self._held))",
+        tests=(f"{TAKEN_BACK}::test_an_optimizer_for_each_parameter_is_watched_for_as_little_as_one_for_all",),
+    ),
+    Mutation(
         name="one large element is a direction",
         rule="a site whose optimizer only goes on as before is not ended",
         where="node.worker.taken_back:_share_taken",

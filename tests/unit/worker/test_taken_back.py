@@ -181,6 +181,37 @@ def test_momentum_and_a_gradient_together_explain_a_step() -> None:
             step_with(random(0.1))
 
 
+def test_an_optimizer_for_each_parameter_is_watched_for_as_little_as_one_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where steps are done within backward. Each looks at the gradient of its own."""
+    net = layers()
+    optimizers = [torch.optim.SGD([parameter], lr=0.01) for parameter in net.parameters() if parameter.dim() > 1]
+    rest = torch.optim.SGD([parameter for parameter in net.parameters() if parameter.dim() == 1], lr=0.01)
+    watch = TakenBack(find_tensors([net], [*optimizers, rest]), [*optimizers, rest])
+    num_rows, row = 0, TakenBack._row
+
+    def counted(self: TakenBack, index: int, value: Tensor) -> Tensor | None:
+        nonlocal num_rows
+        num_rows += 1
+        return row(self, index, value)
+
+    def step() -> None:
+        net(torch.ones(1, 8)).sum().backward()
+        for optimizer in (*optimizers, rest):
+            optimizer.step()
+            optimizer.zero_grad()
+        watch.stepped()
+
+    step()
+    with watch.update(), torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(1.0)
+    monkeypatch.setattr(TakenBack, "_row", counted)
+    step()
+    assert num_rows == 2 * len(optimizers), "values and gradients; tensors below 16 elements are not watched"
+
+
 class Scaled(torch.optim.Optimizer):
     """Each element's gradient has a scale of its own, as of an optimizer that has learnt them."""
 
