@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from atoll.node.worker.optimizers import NodeOptimizer
-from atoll.node.worker.step_count import stepping
+from atoll.node.worker.step_count import all_stepping
 from atoll.protocol.errors import ConfigError
 
 RampSteps = int | Literal["beta2"]
@@ -54,7 +54,7 @@ class LearningRateRamp:
         self._num_done = 0
         self._saved: dict[int, list[float | Tensor]] = {}
         self._handles: list[RemovableHandle] = []
-        self._optimizers = [stepping(optimizer) for optimizer in optimizers]
+        self._optimizers = [within for optimizer in optimizers for within in all_stepping(optimizer)]
         for optimizer in self._optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._before))
             self._handles.append(optimizer.register_step_post_hook(self._restore))

@@ -120,3 +120,18 @@ def stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         inner = [value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)]
         optimizer = inner[0] if inner else optimizer
     return optimizer
+
+
+def all_stepping(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The same of a wrapper around several; `optimizer` where there is none."""
+    found: dict[int, torch.optim.Optimizer] = {}
+    seen: set[int] = set()
+    waiting = [optimizer]
+    while waiting:
+        each = waiting.pop()
+        if hasattr(type(each).step, "hooked"):
+            found[id(each)] = each
+        elif id(each) not in seen:
+            seen.add(id(each))
+            waiting += [value for value in vars(each).values() if isinstance(value, torch.optim.Optimizer)]
+    return list(found.values()) or [optimizer]

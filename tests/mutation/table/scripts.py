@@ -265,7 +265,7 @@ MUTATIONS = (
         name="a joiner's learning rate does not rise within a wrapper",
         rule="the ramp of a late joiner needs the hooks of the optimizer inside",
         where="node.worker.ramp:LearningRateRamp.__init__",
-        old="[stepping(optimizer) for optimizer in optimizers]",
+        old="[within for optimizer in optimizers for within in all_stepping(optimizer)]",
         new="list(optimizers)",
         tests=(f"{TAKEN_BACK}::test_the_learning_rate_of_a_joiner_rises_within_a_wrapper",),
     ),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import atoll
 from atoll.node.core.events import Answer, MergeMode
 from atoll.node.worker import join as join_module
+from atoll.node.worker.ramp import LearningRateRamp
 from atoll.node.worker.taken_back import NUM_STEPS, NUM_UPDATES, TakenBack
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import ConfigError
@@ -379,6 +380,21 @@ def test_the_learning_rate_of_a_joiner_rises_within_a_wrapper(monkeypatch: pytes
             site.step(tokens=1)
     assert seen == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
     assert not inner._optimizer_step_post_hooks
+
+
+def test_the_learning_rate_of_a_joiner_rises_in_each_optimizer_of_a_wrapper() -> None:
+    """As of one for matrices and one for the rest, which have one face."""
+    net = layers()
+    inner = [torch.optim.SGD([p for p in net.parameters() if p.dim() == dim], lr=1.0) for dim in (1, 2)]
+    both = Wrapper(inner[0])
+    both.other = Wrapper(inner[1])  # type: ignore[attr-defined]
+    seen: list[float] = []
+    ramp = LearningRateRamp([both], 3)
+    for each in inner:
+        each.register_step_pre_hook(lambda of, *_: seen.append(of.param_groups[0]["lr"]))
+        each.step()
+    ramp.remove()
+    assert seen == [0.25, 0.25]
 
 
 def test_masters_of_all_fragments_take_the_runs_values_after_a_crash(
