@@ -32,7 +32,7 @@ needed = pytest.mark.skipif(
 _CGROUP = """\
 set -eu
 mount -t tmpfs tmpfs {tree}
-mkdir {tree}/cgroup {tree}/upper {tree}/work {tree}/root
+mkdir {tree}/cgroup {tree}/upper {tree}/work {tree}/source {tree}/source-work {tree}/root
 mount -t cgroup2 cgroup2 {tree}/cgroup
 mkdir -p {tree}/cgroup/{name}
 echo 0 > {tree}/cgroup/{name}/cgroup.procs
@@ -46,7 +46,7 @@ mount -t overlay overlay -o lowerdir=/,upperdir={tree}/upper,workdir={tree}/work
 mkdir -p $root/opt/python $root/opt/atoll-packages $root/opt/atoll-source
 mount -o bind,ro {python} $root/opt/python
 mount -o bind,ro {packages} $root/opt/atoll-packages
-mount -o bind,ro {source} $root/opt/atoll-source
+mount -t overlay overlay -o lowerdir={source},upperdir={tree}/source,workdir={tree}/source-work $root/opt/atoll-source
 mount -t tmpfs tmpfs $root/run
 mount -t tmpfs tmpfs $root/tmp
 mount -t tmpfs tmpfs $root/dev
@@ -78,6 +78,8 @@ exec env -i container=test PATH={path} {systemd} --system --unit=multi-user.targ
 _PATH = "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LIBRARIES = "LD_LIBRARY_PATH=/opt/python/lib"
 """Where the interpreter finds its own: those that it was linked to may lie in a home, of which units see nothing."""
+_CACHED = "ReadWritePaths=/opt/atoll-source"
+"""Kernels are there, compiled, beside their source; numba looks for them where it may write."""
 _INSTALL = """\
 set -eu
 mkdir -p /opt/atoll/bin /opt/atoll/lib/{version}/site-packages
@@ -88,7 +90,8 @@ printf '#!/opt/atoll/bin/python\\nfrom atoll.__main__ import run\\nrun()\\n' > /
 printf '#!/bin/sh\\nuser=$2\\nshift 2\\nexec runuser -u "$user" -- "$@"\\n' > /usr/local/bin/sudo
 chmod +x /opt/atoll/bin/atoll /usr/local/bin/sudo
 mkdir -p /etc/systemd/system/service.d
-printf '[Service]\\nEnvironment={libraries}\\n' > /etc/systemd/system/service.d/python.conf
+printf '[Service]\\nEnvironment={libraries}\\n{cached}\\n' > /etc/systemd/system/service.d/python.conf
+find /opt/atoll-source/protocol /opt/atoll-source/node -name __pycache__ -exec chmod a+w {{}} +
 systemctl daemon-reload
 """
 _REMOVE = """\
@@ -107,7 +110,14 @@ class Booted:
 
     def __enter__(self) -> Self:
         self._tree.mkdir(parents=True)
-        names = {"tree": self._tree, "name": self._name, "systemd": SYSTEMD, "libraries": _LIBRARIES, "path": _PATH}
+        names = {
+            "tree": self._tree,
+            "name": self._name,
+            "systemd": SYSTEMD,
+            "libraries": _LIBRARIES,
+            "cached": _CACHED,
+            "path": _PATH,
+        }
         names |= {"version": f"python{sys.version_info.major}.{sys.version_info.minor}", "python": sys.base_prefix}
         names |= {"packages": sysconfig.get_path("purelib"), "source": Path(atoll.__file__).parents[2]}
         network = (

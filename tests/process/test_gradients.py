@@ -196,7 +196,7 @@ def test_1_bit_adam_where_a_site_has_two_hosts_and_loses_one(tmp_path: Path) -> 
     """All hold the same bits, of which each host of the site has exchanged a part; and they learn."""
     with LocalRun(tmp_path, replace(SETTINGS, outer=ADAMW, steps=5000, sync=ONE_BIT, quorum=1)) as run:
         run.start_coordinator()
-        address, worker = free_address(), ("--optimizer", "onebit", "--step-delay-s", "0.02")
+        address, worker = free_address(), ("--optimizer", "onebit", "--step-delay-s", "0.1")
         start(run, "one", *worker)
         for host in (0, 1):
             start_host(run, "two", host, address, "--fsdp2", *worker)
@@ -262,7 +262,7 @@ def until_it_is_back(run: LocalRun, num_commits: int, at_least: int, *arguments:
 def test_momentum_over_sites_that_die_and_come_back(tmp_path: Path) -> None:
     outer = OuterSettings(optimizer="nesterov", momentum=0.5)
     with LocalRun(tmp_path, replace(SETTINGS, outer=outer, steps=5000)) as run:
-        until_it_is_back(run, 15, 20, "--optimizer", "sgd", "--step-delay-s", "0.02")
+        until_it_is_back(run, 15, 20, "--optimizer", "sgd", "--step-delay-s", "0.1")
         is_as_the_reference(run, log_of(run), outer)
 
 
@@ -270,7 +270,7 @@ def test_momentum_over_sites_that_die_and_come_back(tmp_path: Path) -> None:
 def test_1_bit_adam_over_the_switch_and_a_kill(tmp_path: Path) -> None:
     """What travels is not what sites hand in: the simulator computes that. Here all hold the same, and learn."""
     with LocalRun(tmp_path, replace(SETTINGS, outer=ADAMW, steps=5000, sync=ONE_BIT)) as run:
-        until_it_is_back(run, 15, 40, "--optimizer", "onebit", "--step-delay-s", "0.02")
+        until_it_is_back(run, 15, 40, "--optimizer", "onebit", "--step-delay-s", "0.1")
         last = run.status()["last_commit"]
         for number in (20, 21, 22, last):
             assert len(set(run.hashes(number).values())) == 1
@@ -350,7 +350,7 @@ def test_0_1_adam_of_a_site_on_a_gpu_and_one_on_a_cpu(tmp_path: Path) -> None:
 
 def test_0_1_adam_over_all_phases_and_a_kill(tmp_path: Path) -> None:
     with LocalRun(tmp_path, replace(SETTINGS, steps=100_000, sync=IN_PHASES)) as run:
-        until_it_is_back(run, 18, 30, "--optimizer", "zeroone", "--step-delay-s", "0.02")
+        until_it_is_back(run, 18, 30, "--optimizer", "zeroone", "--step-delay-s", "0.1")
         log = log_of(run)
         assert len({tuple(sorted(names)) for _, names in log}) > 1
         is_nearly_the_reference(run, log)

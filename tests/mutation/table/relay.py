@@ -135,7 +135,7 @@ MUTATIONS = (
         name="a site stays attached when its certificate is over",
         rule="who has no certificate any more is not called by a relay",
         where="node.relay.server:RelayServer._speak",
-        old="asyncio.timeout(expires_s - self._machine.wall_time())",
+        old="asyncio.timeout(left_s)",
         new="asyncio.timeout(None)",
         tests=(f"{SERVER}::test_a_site_is_attached_no_longer_than_its_certificate_holds",),
     ),
