@@ -254,6 +254,7 @@ def test_a_run_of_many_sites_puts_off_in_few_words(tmp_path: Path) -> None:
         async with coordinators.leads("127.0.0.1:0") as server:
             berlin = await enters(server, "berlin")
             (site,) = in_the_run(coordinators.store, "berlin")
+            assert isinstance(site, SiteRecord)
         names = ["berlin", *(f"{number}-{'x' * 50}" for number in range(500))]
         keeps(coordinators.store, *(replace(site, site_id=n, name=name) for n, name in enumerate(names, 1)))
         async with restored(coordinators, coordinators.store) as again:
