@@ -168,6 +168,7 @@ class Core:
 
     @property
     def last_commit(self) -> int:
+        """The newest one; 0 before there is any."""
         return self.run.log.last
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from atoll.coordinator import service
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.asked import InviteAsked
@@ -24,6 +25,7 @@ from atoll.protocol.trust.security import PLAIN, MutualTls
 from tests.harness.coordinator_story import some_settings
 from tests.harness.load_sites import joined
 
+LIMIT_S = 60.0
 OTTO = "operator otto (key 01)"
 
 
@@ -90,6 +92,33 @@ def test_what_the_shell_refuses_is_in_the_log(tmp_path: Path, command: dict[str,
             assert await entries(server) == [(OTTO, what, f"refused: {problem}")]
 
     asyncio.run(main())
+
+
+def test_a_copy_that_is_made_while_the_coordinator_ends_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is kept any more, so that goes to the coordinator's log: whoever asked waited for ever."""
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(*asked: Any) -> int:
+        begun.set()
+        await goes_on.wait()
+        return 3
+
+    monkeypatch.setattr(service, "backup", slow)
+
+    async def main() -> None:
+        async with coordinator(tmp_path) as server:
+            line = json.dumps({"command": "backup", "path": str(tmp_path / "copy.db")}).encode()
+            asked = asyncio.create_task(server.command(line, OTTO))
+            await begun.wait()
+            await server.stop()
+            goes_on.set()
+            async with asyncio.timeout(LIMIT_S):
+                assert (await asked).found == "commit 3"
+
+    asyncio.run(main())
+    assert f"not in the audit log: {OTTO}: backup path=" in caplog.text
 
 
 def test_in_plain_text_too(tmp_path: Path) -> None:
