@@ -12,6 +12,8 @@ from atoll.coordinator.core.events import Answer
 
 log = logging.getLogger("atoll.coordinator")
 
+TOLD_TO_END = "the coordinator was told to end before that was decided; ask again when it is back"
+"""Of what has been asked by then. It may be decided all the same."""
 Ask = Callable[[Asked], Awaitable[Answer]]
 
 

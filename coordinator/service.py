@@ -31,7 +31,7 @@ from atoll.coordinator.front_door import FrontDoor, listen
 from atoll.coordinator.happenings import Happenings
 from atoll.coordinator.lease import Leading
 from atoll.coordinator.loop_lag import LoopLag
-from atoll.coordinator.noting import noted, refused
+from atoll.coordinator.noting import TOLD_TO_END, noted, refused
 from atoll.coordinator.paces import Paces
 from atoll.coordinator.rotation import rotation_of
 from atoll.coordinator.status_shown import StatusShown
@@ -64,7 +64,6 @@ NAME_BYTES = 16
 STORE_PATIENCE_S = 2.0
 """Who asks for the run waits so long for what is being kept, then is told what was known before."""
 KEEP_VIEW_EVERY_S = 5.0
-TOLD_TO_END = "the coordinator was told to end before that was decided; ask again when it is back"
 
 
 class CoordinatorServer:

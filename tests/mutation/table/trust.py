@@ -571,6 +571,14 @@ MUTATIONS = (
         tests=(f"{BANS}::test_a_ban_of_a_name_that_is_forgotten_keeps_the_key",),
     ),
     Mutation(
+        name="who joins while the coordinator ends is refused",
+        rule="an answer that may be another one is no refusal",
+        where="coordinator.enrolment:_check",
+        old="PeerError if answer.problem == TOLD_TO_END else RefusedError",
+        new="RefusedError",
+        tests=("tests/unit/trust/test_audited_commands.py::test_who_joins_while_the_coordinator_ends_asks_again",),
+    ),
+    Mutation(
         name="an invite that is forgotten is the newest of its name still",
         rule="what was taken back lets nobody in",
         where="coordinator.core.sites.known_invites:KnownInvites.__delitem__",

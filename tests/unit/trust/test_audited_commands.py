@@ -18,7 +18,7 @@ from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.asked import InviteAsked
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
-from atoll.protocol.errors import HostError, RefusedError
+from atoll.protocol.errors import HostError, PeerError, RefusedError
 from atoll.protocol.machine import Machine
 from atoll.protocol.trust.invites import from_text
 from atoll.protocol.trust.security import PLAIN, MutualTls
@@ -186,5 +186,25 @@ def test_who_uses_an_invite_is_in_the_log_with_its_key_and_address(tmp_path: Pat
             assert f"({key[:16]}, in the run's audit log)" in str(raised.value)
             assert address == "127.0.0.1"
             assert re.fullmatch("refused key [0-9a-f]{64} from 127.0.0.1: it was used by another key", refused[2])
+
+    asyncio.run(main())
+
+
+def test_who_joins_while_the_coordinator_ends_asks_again(tmp_path: Path) -> None:
+    """With the same key, by which the invite may have been used: whoever is refused throws the key away."""
+
+    async def main() -> None:
+        async with coordinator(tmp_path) as server:
+            answer = await server.ask(InviteAsked(role="site", name="berlin"))
+            async with server._deciding:
+                joins = asyncio.create_task(joined(from_text(answer.found)))
+                while not server._asked:
+                    await asyncio.sleep(0.01)
+                ends = asyncio.create_task(server.stop())
+                with pytest.raises(PeerError, match="told to end before that was decided"):
+                    await joins
+            await ends
+            (known,) = server._core.run.invites.values()
+            assert known.key_digest, "it was decided after all"
 
     asyncio.run(main())
