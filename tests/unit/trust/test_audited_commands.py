@@ -24,6 +24,7 @@ from atoll.protocol.trust.invites import from_text
 from atoll.protocol.trust.security import PLAIN, MutualTls
 from tests.harness.coordinator_story import some_settings
 from tests.harness.load_sites import joined
+from tests.harness.sites import until
 
 LIMIT_S = 60.0
 OTTO = "operator otto (key 01)"
@@ -198,8 +199,7 @@ def test_who_joins_while_the_coordinator_ends_asks_again(tmp_path: Path) -> None
             answer = await server.ask(InviteAsked(role="site", name="berlin"))
             async with server._deciding:
                 joins = asyncio.create_task(joined(from_text(answer.found)))
-                while not server._asked:
-                    await asyncio.sleep(0.01)
+                await until(lambda: bool(server._asked))
                 ends = asyncio.create_task(server.stop())
                 with pytest.raises(PeerError, match="told to end before that was decided"):
                     await joins
