@@ -47,11 +47,11 @@ class Paced:
             raise PeerError(f"{caller.subject} calls {name} more than {pace.per_s:g} times a second: try again later")
 
 
-def all_put_off(why: Callable[[], str]) -> dict[str, Any]:
-    """Every method: whoever calls is told to try again later."""
+def all_put_off(why: Callable[[Any], str]) -> dict[str, Any]:
+    """Every method: whoever calls is told to try again later. `why`: for the caller of that context."""
 
     async def put_off(asked: Any, context: Any) -> NoReturn:
-        await abort(context, PeerError(why()))
+        await abort(context, PeerError(why(context)))
 
     methods = session_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].methods
     return {

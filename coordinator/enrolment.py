@@ -11,9 +11,9 @@ import grpc
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.events import Answer, Asked, InviteAsked, JoinAsked, RenewAsked
-from atoll.coordinator.noting import refused
+from atoll.coordinator.noting import TOLD_TO_END, refused
 from atoll.protocol.addresses import is_unspecified
-from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, RefusedError
+from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, PeerError, RefusedError
 from atoll.protocol.status import abort
 from atoll.protocol.trust import certificates
 from atoll.protocol.trust.certificates import PublicKey
@@ -102,8 +102,7 @@ class Enrolment:
             invite = self._caller(context).subject
             came_from, digest = self.address_of(context.peer()), certificates.key_digest(key)
             answer = await self._ask(JoinAsked(invite_id=invite.name, key_digest=digest, came_from=came_from))
-            if answer.problem:
-                raise RefusedError(answer.problem)
+            _check(answer)
         except AtollError as error:
             await abort(context, error)
         role, _, name = answer.found.partition("/")
@@ -136,8 +135,7 @@ class Enrolment:
             )
         subject = caller.subject
         asked = RenewAsked(role=KINDS[subject.kind], name=subject.name, key_digest=caller.key_digest)
-        if (answer := await self._ask(asked)).problem:
-            raise RefusedError(answer.problem)
+        _check(await self._ask(asked))
 
     def _caller(self, context: Any) -> Caller:
         """Raises RefusedError."""
@@ -145,6 +143,12 @@ class Enrolment:
         if caller is None:
             raise RefusedError("this coordinator is in plain text, where nobody is certified")
         return caller
+
+
+def _check(answer: Answer) -> None:
+    """Raises PeerError, where again later with the same key is in order, or RefusedError."""
+    if answer.problem:
+        raise (PeerError if answer.problem == TOLD_TO_END else RefusedError)(answer.problem)
 
 
 def _reachable(addresses: tuple[str, ...]) -> tuple[str, ...]:

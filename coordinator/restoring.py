@@ -90,7 +90,7 @@ class Restoring:
         self._num_sites = num_sites
         self._found: dict[int, tuple[Deposit, Row]] = {}
         self._rows: list[Row] = []  # of these, in order
-        self._heard: dict[str, _Heard] = {}  # by site
+        self._heard: dict[tuple[str, bytes], _Heard] = {}  # by site and certified key: none takes another one's place
         self._told: set[str] = set()  # those of them that have told, and whose key counts
         self._calls = calls.Paced()
         self._is_plain = security.of_server() is None
@@ -113,7 +113,7 @@ class Restoring:
                 f"run.max_sites = {self._settings.max_sites}",
             ),
         )
-        handlers = calls.all_put_off(lambda: self._put_off) | {
+        handlers = calls.all_put_off(self._put_off) | {
             "Session": grpc.stream_stream_rpc_method_handler(self._session),
             "Status": grpc.unary_unary_rpc_method_handler(
                 self._status,
@@ -194,7 +194,7 @@ class Restoring:
         if missing := restored.missing(self._last(), self._rows):
             return restored.in_words(self._copy, missing, self._rows)
         claims: dict[tuple[int, int], list[str]] = defaultdict(list)  # many say the same
-        for name, heard in sorted(self._heard.items()) if self._num_sites is None else ():
+        for (name, _), heard in sorted(self._heard.items()) if self._num_sites is None else ():
             if heard.held is not None and name in known and self._counts(name, heard.key_digest):
                 claims[heard.held].append(name)
         for (branch, commit), names in claims.items():
@@ -220,8 +220,8 @@ class Restoring:
         """Whether that is enough; in words, too."""
         self._rows = [self._found[seq][1] for seq in sorted(self._found)]
         self._known = restored.members(self._settings, self._copy, self._rows, self._machine.wall_time())
-        has_told = {name: heard for name, heard in self._heard.items() if heard.has_told}
-        self._told = {name for name, heard in has_told.items() if self._counts(name, heard.key_digest)}
+        has_told = [(name, heard.key_digest) for (name, _), heard in self._heard.items() if heard.has_told]
+        self._told = {name for name, key_digest in has_told if self._counts(name, key_digest)}
         (needed, known), told = self._needed(), ", ".join(sorted(self._told))
         lacks = self._lacks(known)
         is_enough = len(self._told & known if known else self._told) >= needed and not lacks
@@ -230,7 +230,7 @@ class Restoring:
         self._words += f"; {lacks}" if lacks else ""
         away = ", ".join(sorted(known - self._told)) or "none beside these"
         self._words += f"; {needed} sites have to, and these were in the run: {away}"
-        if others := ", ".join(sorted(has_told.keys() - self._told)):
+        if others := ", ".join(sorted({name for name, _ in has_told} - self._told)):
             self._words += f"; nobody has told of {others} with that key, who count for nothing"
 
     # --- what sites say
@@ -250,18 +250,29 @@ class Restoring:
         try:
             name, heard = await self._hello(requests, context)
             who = f"site {name}"
-            if self._heard.get(name) != heard:  # it may have come back with another home
+            if self._heard.get(self._place(name, heard)) != heard:  # it may have come back with another home
                 await self._ask(name, heard, requests, context)
         except (InvalidMessage, DigestMismatch, LookupError, ValueError, TypeError) as error:
             self._report(f"restoring: what {who} said does not count: {error}")
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"this coordinator is being restored: {error}")
+            await abort(context, InvalidMessage(f"this coordinator is being restored: {error}"))
         except RefusedError as error:
             await abort(context, error)
-        await context.abort(grpc.StatusCode.UNAVAILABLE, self._put_off)
+        await abort(context, PeerError(self._put_off(context)))
 
-    @property
-    def _put_off(self) -> str:
-        return f"the coordinator is being restored from a copy of its store: {self._words}"
+    def _place(self, name: str, heard: _Heard) -> tuple[str, bytes]:
+        """In plain text a key is what anybody says."""
+        return name, b"" if self._is_plain else heard.key_digest
+
+    def _put_off(self, context: Any) -> str:
+        """How far it is, for those alone whom the run knows."""
+        caller = self._security.caller(context)
+        words = f": {self._words}" if caller is None or self._knows(caller) else ""
+        return f"the coordinator is being restored from a copy of its store{words}"
+
+    def _knows(self, caller: Caller) -> bool:
+        """By now."""
+        role = KINDS.get(caller.subject.kind, "")
+        return not invites.refusal(self._known, role, caller.subject.name, caller.key_digest)
 
     def _report(self, text: str) -> None:
         """Once, however often it comes."""
@@ -314,7 +325,7 @@ class Restoring:
         if self.is_keeping:
             return  # too late: what is kept is what had been told when it began
         self._found |= found
-        self._heard[name] = heard
+        self._heard[self._place(name, heard)] = heard
         if heard.has_told:
             log.info("restoring: %s has kept %d records of the time since the copy", name, len(found))
         self._look()
@@ -335,9 +346,8 @@ class Restoring:
         """Enough for a node to start, and for people whom the run knows."""
         caller = self._security.caller(context)
         document = self._shown | {"state": f"being restored: {self._words}"}
-        role = KINDS.get(caller.subject.kind, "") if caller is not None else ""
-        if caller is not None and invites.refusal(self._known, role, caller.subject.name, caller.key_digest):
-            if role not in invites.OF_SITES:
-                await abort(context, PeerError(f"{self._put_off}; nobody has told of {caller.subject}"))
+        if caller is not None and not self._knows(caller):
+            if KINDS.get(caller.subject.kind, "") not in invites.OF_SITES:
+                await abort(context, PeerError(f"{self._put_off(context)}; nobody has told of {caller.subject}"))
             document = {"settings": self._shown["settings"], "state": "being restored"}
         return session_pb2.StatusResponse(json=json.dumps(document))

@@ -31,7 +31,7 @@ from atoll.coordinator.front_door import FrontDoor, listen
 from atoll.coordinator.happenings import Happenings
 from atoll.coordinator.lease import Leading
 from atoll.coordinator.loop_lag import LoopLag
-from atoll.coordinator.noting import noted, refused
+from atoll.coordinator.noting import TOLD_TO_END, noted, refused
 from atoll.coordinator.paces import Paces
 from atoll.coordinator.rotation import rotation_of
 from atoll.coordinator.status_shown import StatusShown
@@ -165,8 +165,7 @@ class CoordinatorServer:
                 self._enrolment.address_of = self._door.address_of
         port = await listen(server, self.config.listen, self._door, credentials)
         self._server = server
-        host, _ = addresses.parse_address(self.config.listen)
-        self.address = addresses.join_address(host, port)
+        self.address = addresses.join_address(addresses.parse_address(self.config.listen)[0], port)
         if self._enrolment is None:
             who = "each user of this machine" if addresses.is_loopback(self.config.listen) else "whoever reaches it"
             log.warning("%s is in plain text: %s can join or disturb the run", self.address, who)
@@ -209,8 +208,7 @@ class CoordinatorServer:
         self._stopping = True
         self._events.put_nowait(None)
         for request in self._asked:
-            why = "the coordinator was told to end before that was decided; ask again when it is back"
-            self._answer(e.Answer(request, why))
+            self._answer(e.Answer(request, TOLD_TO_END))
         for stream in self._streams.values():
             stream.put(None)
         if self._rotation is not None:
@@ -267,6 +265,8 @@ class CoordinatorServer:
 
     async def _decide(self, asked: e.Asked) -> e.Answer:
         """By the core."""
+        if self._stopping and isinstance(asked, e.NoteAsked):
+            return e.Answer(0, TOLD_TO_END)  # nothing more is kept
         request = next(self._numbers)
         answer: asyncio.Future[e.Answer] = self._loop.create_future()
         self._asked[request] = answer
@@ -327,8 +327,7 @@ class CoordinatorServer:
         document |= {name: of() for name, of in self.said_beside.items()}
         document["turned_away"] = self._door.document() if self._door is not None else {}
         document["settings"] = json.loads(settings_to_json(self.settings))
-        document["parent"] = self._parent
-        document["atoll_version"] = atoll.__version__
+        document |= {"parent": self._parent, "atoll_version": atoll.__version__}
         document["leading"] = self.leading.document() if self.leading is not None else None
         document["coordinators"] = list(self._shared_among())
         if (lag := self.loop_lag) is not None:

@@ -12,7 +12,7 @@ import grpc
 
 from atoll.coordinator.paces import Paces
 from atoll.protocol.errors import AtollError, RefusedError
-from atoll.protocol.status import abort
+from atoll.protocol.status import abort, cut_off
 from atoll.protocol.trust.names import Subject
 from atoll.protocol.trust.security import Caller, Security
 from atoll.protocol.trust.watching import roots_digest
@@ -132,4 +132,4 @@ class Watchers:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if watcher.refused.done():
-            await abort(context, RefusedError(watcher.refused.result()))
+            await cut_off(context, RefusedError(watcher.refused.result()))

@@ -22,6 +22,8 @@ from atoll.protocol.errors import (
 from atoll.protocol.text import clean, last_line
 
 MAX_DETAILS_CHARACTERS = 1024
+LAST_WORD_S = 2.0
+"""For whoever is cut off to take the reason."""
 
 # The first row that fits the error; the first row that has the code.
 _TABLE: tuple[tuple[type[AtollError], grpc.StatusCode], ...] = (
@@ -103,3 +105,13 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: AtollError) 
     """End a call with the status of `error`."""
     await context.abort(code_of(error), details_of(error))
     raise AssertionError("abort returned")
+
+
+async def cut_off(context: grpc.aio.ServicerContext[Any, Any], error: AtollError) -> NoReturn:
+    """The same, of a call on which much may have been said: behind what the other side does not read the status waits
+    for as long as the connection, and only a cancelled call gets rid of it."""
+    try:
+        async with asyncio.timeout(LAST_WORD_S):
+            await abort(context, error)
+    except TimeoutError:
+        raise asyncio.CancelledError(str(error)) from None

@@ -168,7 +168,7 @@ class Core:
 
     @property
     def last_commit(self) -> int:
-        """Of the run."""
+        """The newest one; 0 before there is any."""
         return self.run.log.last
 
     @property

@@ -23,6 +23,7 @@ from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.run_outputs import RunOutputs
 from atoll.coordinator.core.sites.conduct import Cause
 from atoll.coordinator.core.sites.failures import Failures
+from atoll.coordinator.core.sites.known_invites import KnownInvites
 from atoll.coordinator.core.sites.membership import Membership, Site, Standing
 from atoll.coordinator.core.sites.offers import Offers
 from atoll.coordinator.core.sync.attempts import Attempt
@@ -102,7 +103,7 @@ class Run(RunOutputs):
                 unwanted.is_gone(f"banned: {banned.reason}")
         self.audit = Audit(persisted.all(e.AuditRecord))
         self.misused_invites: set[str] = set()
-        self.invites = {r.invite_id: r for r in persisted.all(e.InviteRecord)}
+        self.invites = KnownInvites(persisted.all(e.InviteRecord))
         self.void_starts = {start for reset in persisted.all(e.ResetRecord) for start in reset.void_starts}
         self.last_state = b""  # hash of the last commit, when all who are to report it have
         self.trouble = Trouble(settings.sync.fragments)

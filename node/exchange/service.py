@@ -25,7 +25,7 @@ from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, Refus
 from atoll.protocol.measuring import MAX_S, MAX_SITES, PACE, Measures, Write
 from atoll.protocol.messages import Header, Member
 from atoll.protocol.pace import Buckets
-from atoll.protocol.status import abort
+from atoll.protocol.status import abort, cut_off
 from atoll.protocol.text import clean
 from atoll.protocol.v1 import peer_pb2
 
@@ -49,7 +49,7 @@ def _refusing(answer: Answer[T]) -> Answer[T]:
             return await answer(service, asked, context)
         except asyncio.CancelledError:
             if reason := service.hub.claims.ban_of(context):  # else the call stays open, in silence
-                await abort(context, RefusedError(reason))
+                await cut_off(context, RefusedError(reason))
             raise
         except NotRead as error:
             log.warning("%s", error)

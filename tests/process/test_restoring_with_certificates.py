@@ -91,6 +91,15 @@ class Restored:
             shown: dict[str, Any] = json.loads(reply.json)
             return shown
 
+    async def words(self, method: str, handshake: Handshake) -> str:
+        """With which whoever calls that is put off."""
+        async with self._channel(handshake) as channel:
+            stub = session_pb2_grpc.CoordinatorServiceStub(channel)
+            asked = {"Status": session_pb2.StatusRequest(), "Renew": session_pb2.RenewRequest()}[method]
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await getattr(stub, method)(asked, timeout=LIMIT_S)
+            return raised.value.details() or ""
+
     async def says(self, name: str, handshake: Handshake, deposits: Sequence[Deposit] = ()) -> grpc.StatusCode:
         """Hello, and what it keeps; with what the call ends."""
         async with self._channel(handshake) as channel:
@@ -188,6 +197,68 @@ def test_who_came_since_the_copy_is_heard_and_counts_once_that_is_told(
                 await again.work
         kept: Persisted = copy.begin(SETTINGS)
         assert {record.name for record in kept.all(BanRecord)} == {"away"}
+
+    asyncio.run(main())
+
+
+def test_whoever_is_not_known_hears_nothing_of_the_run(tmp_path: Path) -> None:
+    """Whatever it calls; people whom the run knows hear who has told and what is missing."""
+
+    async def main() -> None:
+        coordinators = Coordinators(tmp_path)
+        async with coordinators.leads("127.0.0.1:0") as server:
+            await enters(server, "good")
+            gone, bob = await enters(server, "gone", "viewer"), await enters(server, "bob", "viewer")
+            sites = in_the_run(coordinators.store, "good")
+            assert not (await server.ask(TakeBackAsked(role="viewer", name="gone"))).problem
+        keeps(coordinators.store, *sites)
+        async with restored(coordinators, coordinators.store) as again:
+            put_off = "the coordinator is being restored from a copy of its store"
+            shown = await again.status(bob)
+            assert isinstance(shown, dict)
+            assert await again.words("Renew", bob) == f"{put_off}: {shown['state'].removeprefix('being restored: ')}"
+            assert await again.words("Renew", gone) == put_off
+            assert await again.words("Status", gone) == f"{put_off}; nobody has told of viewer gone of run run"
+
+    asyncio.run(main())
+
+
+def test_a_key_that_was_taken_back_takes_no_place_of_the_one_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is known of it any more, so it is heard: a thief that called again and again held up the restore."""
+    monkeypatch.setattr(restoring, "OTHERS_S", 0.0)
+
+    async def main() -> None:
+        coordinators = Coordinators(tmp_path)
+        async with coordinators.leads("127.0.0.1:0") as server:
+            thief = await enters(server, "berlin")
+            assert not (await server.ask(TakeBackAsked(role="site", name="berlin"))).problem
+            owner, paris = await enters(server, "berlin"), await enters(server, "paris")
+            sites = in_the_run(coordinators.store, "berlin", "paris")
+        keeps(coordinators.store, *sites)
+        async with restored(coordinators, coordinators.store) as again:
+            for name, handshake in (("berlin", owner), ("berlin", thief), ("paris", paris)):
+                assert await again.says(name, handshake) is grpc.StatusCode.UNAVAILABLE
+            async with asyncio.timeout(LIMIT_S):
+                await again.work
+
+    asyncio.run(main())
+
+
+def test_a_run_of_many_sites_puts_off_in_few_words(tmp_path: Path) -> None:
+    """gRPC takes no more than some kilobytes: a site was told of an exhausted resource in place of the reason."""
+
+    async def main() -> None:
+        coordinators = Coordinators(tmp_path)
+        async with coordinators.leads("127.0.0.1:0") as server:
+            berlin = await enters(server, "berlin")
+            (site,) = in_the_run(coordinators.store, "berlin")
+            assert isinstance(site, SiteRecord)
+        names = ["berlin", *(f"{number}-{'x' * 50}" for number in range(500))]
+        keeps(coordinators.store, *(replace(site, site_id=n, name=name) for n, name in enumerate(names, 1)))
+        async with restored(coordinators, coordinators.store) as again:
+            assert await again.says("berlin", berlin) is grpc.StatusCode.UNAVAILABLE
 
     asyncio.run(main())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,17 @@ import pytest
 from atoll.coordinator import limits
 from atoll.coordinator.core.asked import BanAsked, TakeBackAsked
 from atoll.coordinator.service import CoordinatorServer
+from atoll.coordinator.watchers import Watchers
 from atoll.protocol import messages as m
-from atoll.protocol import transport
+from atoll.protocol import status, transport
 from atoll.protocol.pace import Pace
 from atoll.protocol.v1 import session_pb2_grpc
 from tests.harness.secured_coordinator import channel_to, invited, secured
 from tests.process.test_coordinator_session import Client
+
+LIMIT_S = 30.0
+MAX_UNREAD = 32
+"""Megabytes, by far more than gRPC takes for a call that nobody reads."""
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -71,6 +77,36 @@ def test_whoever_may_call_no_more_hears_no_more(
                 with pytest.raises(grpc.aio.AioRpcError) as ended:
                     assert await one.read() is None, "it heard more"
                 assert ended.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+    asyncio.run(main())
+
+
+def test_whoever_may_call_no_more_and_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason waits behind what was said before: the call stayed open for as long as its connection."""
+    monkeypatch.setattr(status, "LAST_WORD_S", 0.1)
+    watch, ended = Watchers.watch, asyncio.Event()
+
+    async def noted(self: Watchers, requests: Any, context: Any) -> None:
+        try:
+            await watch(self, requests, context)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Watchers, "watch", noted)
+
+    async def main() -> None:
+        async with secured(tmp_path) as server, watching(server, await invited(server, "gone", "relay")):
+            assert server._rotation is not None
+            told = server._rotation.watchers
+            (watcher,) = told._here
+            for number in range(MAX_UNREAD):
+                told._known = replace(told._known, tokens=(str(number) * (1 << 20),))
+                watcher.changed.set()
+                await asyncio.sleep(0.02)
+            assert watcher.changed.is_set(), "it reads"
+            await take_back(server)
+            async with asyncio.timeout(LIMIT_S):
+                await ended.wait()
 
     asyncio.run(main())
 

@@ -23,7 +23,7 @@ NOT_ALLOWED = (
 )
 """pidfd_getfd, which units leave out: without a filter it says EBADF."""
 
-CAP_DAC_OVERRIDE = 1  # linux/capability.h
+CAPABILITIES = 1 << 1 | 1 << 10  # CAP_DAC_OVERRIDE and CAP_NET_BIND_SERVICE of linux/capability.h
 WATCHDOG_S = 10
 """In place of the 30 and 60 of the units."""
 
@@ -103,7 +103,7 @@ def test_services_start_come_back_when_they_are_killed_or_hang_and_end(tmp_path:
         use(oslo, re.findall(r"^ *(systemctl .+)$", said, re.MULTILINE))
         hub.wait_for_a_commit_of("berlin", "oslo")
         capabilities = oslo.type("grep CapBnd /proc/$(systemctl show --value -p MainPID atoll-oslo)/status").split()[1]
-        assert int(capabilities, 16) == 1 << CAP_DAC_OVERRIDE, "of root it has no more than files"
+        assert int(capabilities, 16) == CAPABILITIES, "of root it has no more than files and ports"
 
         berlin.type("systemctl kill --signal=KILL --kill-whom=main atoll-node@berlin")
         wait_for_a_restart(berlin, "atoll-node@berlin")

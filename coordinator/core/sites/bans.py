@@ -88,8 +88,7 @@ def _key_of(run: Run, name: str) -> bytes:
     was."""
     over, _ = run.bans_over.get(name, (None, 0.0))
     site, before = run.members.sites.get(name), run.banned.get(name, over)
-    used = [i for i in run.invites.values() if (i.role, i.name) == ("site", name) and i.key_digest]
-    newest = max(used, key=lambda invite: invite.number, default=None)
+    newest = run.invites.newest("site", name)
     known = (found.key_digest for found in (site, newest, before) if found is not None)
     return next((digest for digest in known if digest), b"")
 

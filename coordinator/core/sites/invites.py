@@ -93,8 +93,7 @@ def _send_away(run: Run, name: str, key_digest: bytes, why: str) -> None:
 
 def newest(run: Run, role: str, name: str) -> InviteRecord | None:
     """The last invite of that name that was used; None if there is none."""
-    used = [i for i in run.invites.values() if (i.role, i.name) == (role, name) and i.key_digest]
-    return max(used, key=lambda used: used.number, default=None)
+    return run.invites.newest(role, name)
 
 
 def use(run: Run, asked: JoinAsked) -> tuple[str, str]:

@@ -46,9 +46,11 @@ SystemCallErrorNumber=EPERM
 WantedBy={target}
 """
 OF_SYSTEM = """\
-# The node and its script are root's, and no more of root than files: those of data and script may be anybody's, and lie
-# anywhere but in folders of the system, which are not written.
-CapabilityBoundingSet=CAP_DAC_OVERRIDE
+# The node and its script are root's, and no more of root than files, ports below 1024 and memory that stays in place,
+# as InfiniBand among hosts wants it: files of data and script may be anybody's, and lie anywhere but in folders of the
+# system, which are not written.
+CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_NET_BIND_SERVICE
+LimitMEMLOCK=infinity
 AmbientCapabilities=
 ProtectSystem=full
 ProtectKernelTunables=yes

@@ -145,6 +145,16 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        name="whoever may call no more and does not read keeps its call",
+        rule="what may no more be called ends",
+        where="protocol.status:cut_off",
+        old="asyncio.timeout(LAST_WORD_S)",
+        new="asyncio.timeout(None)",
+        tests=(
+            "tests/process/test_secured_coordinator.py::test_whoever_may_call_no_more_and_does_not_read_is_cut_off",
+        ),
+    ),
+    Mutation(
         name="a link is measured with as many messages as anybody likes",
         rule="what a call of Measure may send is bounded in bytes and messages",
         where="protocol.measuring:Measures._serve",

@@ -112,6 +112,22 @@ MUTATIONS = (
         tests=(f"{RESTORING}::test_what_no_coordinator_has_made_counts_for_nothing",),
     ),
     Mutation(
+        name="a key that was taken back takes the place of the one that counts",
+        rule="whoever counts for nothing holds up no restore",
+        where="coordinator.restoring:Restoring._place",
+        old='b"" if self._is_plain else heard.key_digest',
+        new='b""',
+        tests=(f"{CERTIFIED}::test_a_key_that_was_taken_back_takes_no_place_of_the_one_that_counts",),
+    ),
+    Mutation(
+        name="whoever is not known hears who has told and what is missing",
+        rule="of a run that is being restored whoever it does not know sees nothing but settings",
+        where="coordinator.restoring:Restoring._put_off",
+        old="if caller is None or self._knows(caller) else",
+        new="if True else",
+        tests=(f"{CERTIFIED}::test_whoever_is_not_known_hears_nothing_of_the_run",),
+    ),
+    Mutation(
         name="a site tells twice",
         rule="the maximum of a quorum",
         where="coordinator.restoring:Restoring._look",

@@ -571,6 +571,25 @@ MUTATIONS = (
         tests=(f"{BANS}::test_a_ban_of_a_name_that_is_forgotten_keeps_the_key",),
     ),
     Mutation(
+        name="who joins while the coordinator ends is refused",
+        rule="an answer that may be another one is no refusal",
+        where="coordinator.enrolment:_check",
+        old="PeerError if answer.problem == TOLD_TO_END else RefusedError",
+        new="RefusedError",
+        tests=("tests/unit/trust/test_audited_commands.py::test_who_joins_while_the_coordinator_ends_asks_again",),
+    ),
+    Mutation(
+        name="an invite that is forgotten is the newest of its name still",
+        rule="what was taken back lets nobody in",
+        where="coordinator.core.sites.known_invites:KnownInvites.__delitem__",
+        old="used.pop(invite_id, None)",
+        new="pass",
+        tests=(
+            "tests/unit/coordinator/test_invites.py::"
+            "test_the_newest_invite_that_was_used_is_known_whatever_comes_and_goes",
+        ),
+    ),
+    Mutation(
         name="what is asked for is not in the audit log",
         rule="what an operator asks for is in the audit log with its outcome",
         where="coordinator.core.audit:Audit.asks",

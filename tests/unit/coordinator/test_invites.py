@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.sites import invites
+from atoll.coordinator.core.sites.known_invites import KnownInvites
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 from tests.harness.coordinator_story import Story, a_hash, some_settings
@@ -382,3 +386,37 @@ def test_a_home_that_is_new_to_a_site_counts_on() -> None:
     assert run.story.core.last_start("a") == 0
     run.says_hello("a", "key", incarnation=7)
     assert run.story.core.last_start("a") == 7
+
+
+def test_the_newest_invite_that_was_used_is_known_whatever_comes_and_goes() -> None:
+    draw = random.Random(7)
+    names = [(role, name) for role in ("site", "viewer") for name in "ab"]
+    made = e.InviteRecord(invite_id="", number=0, role="", name="", expires_s=0.0)
+    known = KnownInvites([])
+    for number in range(500):
+        if known and draw.random() < 0.5:
+            del known[draw.choice(sorted(known))]
+        role, name = draw.choice(names)
+        found = replace(made, invite_id=f"{number}", number=number, role=role, name=name)
+        known[found.invite_id] = found
+        used = known[draw.choice(sorted(known))]
+        known[used.invite_id] = replace(used, key_digest=a_hash(used.invite_id), used_s=1.0)
+        for of in names:
+            those = [i for i in known.values() if (i.role, i.name) == of and i.key_digest]
+            newest = max(those, key=lambda i: i.number, default=None)
+            assert known.newest(*of) == KnownInvites(known.values()).newest(*of) == newest
+
+
+def test_whether_somebody_may_call_is_known_without_a_look_at_all_invites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ban asks that of all who watch: with thousands of invites the coordinator stood still for seconds."""
+    run = Invited()
+    run.invite("berlin", "i1")
+    run.use("i1", "key")
+
+    def looked(known: KnownInvites) -> None:
+        raise AssertionError("it looked at all")
+
+    for name in ("values", "items", "__iter__"):
+        monkeypatch.setattr(KnownInvites, name, looked, raising=False)
+    assert invites.refusal(run.story.core.run, "site", "berlin", a_hash("key")) == ""
+    assert "another key has been site berlin" in invites.refusal(run.story.core.run, "site", "berlin", a_hash("x"))

@@ -12,18 +12,21 @@ from typing import Any
 
 import pytest
 
+from atoll.coordinator import service
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.asked import InviteAsked
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
-from atoll.protocol.errors import HostError, RefusedError
+from atoll.protocol.errors import HostError, PeerError, RefusedError
 from atoll.protocol.machine import Machine
 from atoll.protocol.trust.invites import from_text
 from atoll.protocol.trust.security import PLAIN, MutualTls
 from tests.harness.coordinator_story import some_settings
 from tests.harness.load_sites import joined
+from tests.harness.sites import until
 
+LIMIT_S = 60.0
 OTTO = "operator otto (key 01)"
 
 
@@ -92,6 +95,33 @@ def test_what_the_shell_refuses_is_in_the_log(tmp_path: Path, command: dict[str,
     asyncio.run(main())
 
 
+def test_a_copy_that_is_made_while_the_coordinator_ends_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is kept any more, so that goes to the coordinator's log: whoever asked waited for ever."""
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(*asked: Any) -> int:
+        begun.set()
+        await goes_on.wait()
+        return 3
+
+    monkeypatch.setattr(service, "backup", slow)
+
+    async def main() -> None:
+        async with coordinator(tmp_path) as server:
+            line = json.dumps({"command": "backup", "path": str(tmp_path / "copy.db")}).encode()
+            asked = asyncio.create_task(server.command(line, OTTO))
+            await begun.wait()
+            await server.stop()
+            goes_on.set()
+            async with asyncio.timeout(LIMIT_S):
+                assert (await asked).found == "commit 3"
+
+    asyncio.run(main())
+    assert f"not in the audit log: {OTTO}: backup path=" in caplog.text
+
+
 def test_in_plain_text_too(tmp_path: Path) -> None:
     async def main() -> None:
         async with coordinator(tmp_path, is_plain=True) as server:
@@ -157,5 +187,24 @@ def test_who_uses_an_invite_is_in_the_log_with_its_key_and_address(tmp_path: Pat
             assert f"({key[:16]}, in the run's audit log)" in str(raised.value)
             assert address == "127.0.0.1"
             assert re.fullmatch("refused key [0-9a-f]{64} from 127.0.0.1: it was used by another key", refused[2])
+
+    asyncio.run(main())
+
+
+def test_who_joins_while_the_coordinator_ends_asks_again(tmp_path: Path) -> None:
+    """With the same key, by which the invite may have been used: whoever is refused throws the key away."""
+
+    async def main() -> None:
+        async with coordinator(tmp_path) as server:
+            answer = await server.ask(InviteAsked(role="site", name="berlin"))
+            async with server._deciding:
+                joins = asyncio.create_task(joined(from_text(answer.found)))
+                await until(lambda: bool(server._asked))
+                ends = asyncio.create_task(server.stop())
+                with pytest.raises(PeerError, match="told to end before that was decided"):
+                    await joins
+            await ends
+            (known,) = server._core.run.invites.values()
+            assert known.key_digest, "it was decided after all"
 
     asyncio.run(main())
