@@ -14,7 +14,7 @@ LONG = tuple(
     f"tests/process/test_{name}.py"
     for name in (
         "layouts", "sites_of_several_ranks", "sites_of_several_hosts", "standby", "local_checkpoint", "secured_runs",
-        "three_sites_behind_nat", "two_clouds", "audits", "hostile_members",
+        "three_sites_behind_nat", "two_clouds", "audits", "hostile_members", "under_systemd",
     )
 )  # fmt: skip
 """Have tests of half a minute and more, and are begun first: else one of them is alone at the end."""

@@ -418,5 +418,8 @@ def test_whether_somebody_may_call_is_known_without_a_look_at_all_invites(monkey
 
     for name in ("values", "items", "__iter__"):
         monkeypatch.setattr(KnownInvites, name, looked, raising=False)
-    assert invites.refusal(run.story.core.run, "site", "berlin", a_hash("key")) == ""
-    assert "another key has been site berlin" in invites.refusal(run.story.core.run, "site", "berlin", a_hash("x"))
+    of_key, of_another = (
+        run.story.core.refusal("site", "berlin", a_hash(key), run.story.wall_s) for key in ("key", "x")
+    )
+    assert of_key == ""
+    assert "another key has been site berlin" in of_another

@@ -16,6 +16,7 @@ from atoll.coordinator import service
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.asked import InviteAsked
+from atoll.coordinator.core.records import InviteRecord
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.protocol.errors import HostError, PeerError, RefusedError
@@ -204,7 +205,9 @@ def test_who_joins_while_the_coordinator_ends_asks_again(tmp_path: Path) -> None
                 with pytest.raises(PeerError, match="told to end before that was decided"):
                     await joins
             await ends
-            (known,) = server._core.run.invites.values()
-            assert known.key_digest, "it was decided after all"
 
     asyncio.run(main())
+    store = SqliteStore(tmp_path / "run.db")
+    (known,) = store.begin(some_settings(run_id="run"), "").all(InviteRecord)
+    store.close()
+    assert known.key_digest, "it was decided after all"
