@@ -106,7 +106,7 @@ MUTATIONS = (
         where="node.worker.other_optimizers:OtherOptimizers.__init__",
         old="for is_deep in (False, True):",
         new="for is_deep in (True,):",
-        tests=(f"{SCRIPTS}::test_an_object_that_all_that_were_given_share_makes_none_the_other",),
+        tests=(f"{SCRIPTS}::test_an_object_that_all_that_were_given_share_excuses_no_other_one",),
     ),
     Mutation(
         name="an optimizer that goes on for half of its parameters excuses one that has taken the others",

@@ -12,11 +12,11 @@ OF_LENGTHS = (
 MUTATIONS = (
     Mutation(
         name="an optimizer that accelerate wraps is taken for torch's own",
-        rule="the ramp of a late joiner needs the hooks of the optimizer inside",
+        rule="state and rates are those of the optimizer inside",
         where="node.worker.wrapped:unwrapped",
         old="        optimizer = inner",
         new="        break",
-        tests=("tests/unit/worker/test_trainers.py::test_a_wrapped_optimizer_joins_a_run_that_is_under_way",),
+        tests=("tests/unit/worker/test_scripts.py::test_a_wrapper_that_only_passes_on_is_seen_through",),
     ),
     Mutation(
         name="a trainer's tokens are not begun anew at a step",

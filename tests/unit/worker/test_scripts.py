@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 
@@ -523,8 +524,10 @@ def test_an_inner_loop_may_step_the_model_while_a_guard_leaves_out_outer_steps(
     assert num_calls - 60 >= IN_A_ROW - 1, "calls whose step was left out"
 
 
-def test_an_object_that_all_that_were_given_share_makes_none_the_other() -> None:
-    """As a trainer that each refers to: a step of the second one's inner optimizer is the second one's."""
+@pytest.mark.parametrize("taken", [0, 1])
+def test_an_object_that_all_that_were_given_share_excuses_no_other_one(taken: int) -> None:
+    """As a trainer that each refers to: a step of the second one's inner optimizer is the second one's, and says
+    nothing of the parameter of the first one."""
     ends = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     inner = [torch.optim.SGD([parameter], lr=0.1) for parameter in ends]
     given = [torch.optim.SGD([parameter], lr=0.1) for parameter in ends]
@@ -533,13 +536,18 @@ def test_an_object_that_all_that_were_given_share_makes_none_the_other() -> None
     for each, within in zip(given, inner, strict=True):
         each.shared, each.within = shared, within  # type: ignore[attr-defined]
     others = OtherOptimizers(given)
-    anew = torch.optim.SGD([ends[1]], lr=0.1)
-    for _ in range(2 * IN_A_ROW):
-        for parameter in ends:
-            parameter.grad = torch.ones(2)
-        anew.step()
-        inner[1].step()
-        others.check()
+    anew = torch.optim.SGD([ends[taken]], lr=0.1)
+
+    def go_on() -> None:
+        for _ in range(2 * IN_A_ROW):
+            for parameter in ends:
+                parameter.grad = torch.ones(2)
+            anew.step()
+            inner[1].step()
+            others.check()
+
+    with pytest.raises(ConfigError) if taken == 0 else nullcontext():
+        go_on()
     others.close()
 
 
