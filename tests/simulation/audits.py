@@ -18,6 +18,7 @@ from atoll.node.exchange.sync.exchange import Exchange
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.messages import AuditChunk, AuditOutcome, ChunkAudited
 from atoll.protocol.outer_settings import OuterSettings
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness import hostile
 from tests.simulation.faults import (
     MOST_WAIT_S,
@@ -60,6 +61,7 @@ class Found:
 def audited_shape(seed: int, *, num_sites: int, num_syncs: int) -> Shape:
     """A run of so many sites that all contribute, in averages that can be audited."""
     shape = draw_shape_of(seed, num_sites=num_sites, num_fragments=1)
+    robust = "off" if seed % 2 else "warn"
     sync = replace(
         shape.settings.sync,
         audits=NUM_AUDITS,
@@ -68,7 +70,8 @@ def audited_shape(seed: int, *, num_sites: int, num_syncs: int) -> Shape:
         up="",
         down="",
         mean_over="senders",
-        robust="off" if seed % 2 else "warn",
+        robust=robust,
+        clip=SyncSettings().clip if robust == "off" else shape.settings.sync.clip,
         trim=1,
         every=2,
         overlap_steps=0,

@@ -11,10 +11,24 @@ from collections.abc import Sequence
 import pytest
 
 from atoll.coordinator.core.auditing import drawing
+from atoll.protocol.effects import check_effects
 from tests.simulation import audits
 from tests.simulation.some import seeds
 
 pytestmark = pytest.mark.timeout(360)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_shape_is_of_a_run_that_may_begin(seed: int) -> None:
+    """Thousands of schedules are drawn of them; the few that are played here may all be of one kind."""
+    for shape in (
+        audits.audited_shape(seed, num_sites=4, num_syncs=6),
+        audits.with_errors(seed, num_syncs=6),
+        audits.with_gradients(seed, num_steps=6),
+        audits.with_gradients(seed, num_steps=6, warmup=2),
+        audits.with_hosts(seed, num_syncs=6),
+    ):
+        check_effects(shape.settings)
 
 
 def test_nobody_is_judged_where_all_are_honest() -> None:
