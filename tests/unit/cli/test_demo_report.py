@@ -236,3 +236,10 @@ def test_the_table_says_in_how_many_commits_a_site_is_and_that_its_workers_crash
     lines = as_text(replace(GOOD, sites=sites)).splitlines()
     (row,) = [line for line in lines if line.startswith("berlin")]
     assert row.split()[-5:] == ["2", HASH, "(workers", "crashed:", "3)"]
+
+
+def test_the_baselines_of_the_repository_are_those_of_the_demo_as_it_is() -> None:
+    """A setting that is new is in no record: where it is at its default, the record has it by hand."""
+    found = find_recorded(RunSettings(run_id="demo", steps=300), 3, default_file())
+    assert found is not None
+    assert found.data_parallel < found.alone
