@@ -56,7 +56,7 @@ class _Fragment:
     after: list[Tensor] = field(default_factory=list)
     changes: list[list[Tensor]] = field(default_factory=list)  # of each step since
     gradients: list[list[Tensor]] = field(default_factory=list)
-    lately: list[tuple[int, Tensor]] = field(default_factory=list)  # updates before, and steps after each
+    lately: list[tuple[int, Tensor]] = field(default_factory=list)  # steps after an update, and the update
     num_updates: int = 0
     num_steps: int = 0
     has_strikes: bool = False

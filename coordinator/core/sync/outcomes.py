@@ -18,6 +18,7 @@ from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import plans, same_samples, weighing
 from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.coordinator.core.sync.deciding import waiting_for
 from atoll.coordinator.core.sync.decision import Wait
 from atoll.coordinator.core.sync.exclusions import Kind
 from atoll.coordinator.core.sync.resting import Committed
@@ -284,9 +285,9 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
             contributor.conduct.contributed(run.now, run.limits.lease_s)
         if before != contributor.record():
             run.persist(contributor.record())
-    waited_for = sync.expected - sync.late - set(sync.ready) - run.resting.turns(plan.sync)
+    awaited = {site.site_id for site in waiting_for(run, sync)} - sync.late - set(sync.ready)
     since = sync.first_ready_at if sync.first_ready_at is not None else attempt.planned_at
-    run.stragglers.note_commit(ids, waited_for, attempt.planned_at - since, run.now)
+    run.stragglers.note_commit(ids, awaited - run.resting.turns(plan.sync), attempt.planned_at - since, run.now)
     for site_id in run.norms.note_commit(attempt) if run.settings.sync.robust != "off" else ():
         run.report(logging.WARNING, norm_in_words(run, run.members.known(site_id)))
     for pair in run.same_samples.note_commit({i: loss for i, loss in sync.losses.items() if i in ids}):

@@ -19,7 +19,7 @@ SPREADS = 2
 PATIENT_SHARE = 1 / 16
 """Of their time, at most, the others wait again for a site that they waited for in vain; half of it the next time."""
 MOST_TIMES = 32
-"""In vain; more are as many. Of a site that nobody waits for, as of one on trial, each commit is one."""
+"""In vain; more are as many."""
 SLACK = 0.1
 """Of what a window takes: so much longer the others wait."""
 
@@ -133,11 +133,8 @@ class Stragglers:
         if typical_s is None:
             return frozenset()
         until = window.opened_at + typical_s + max(SLACK * typical_s, window.least_slack_s)
-        return frozenset(i for i in sites if self._may_hang(i, window) or self._ready_at(i, window) > until)
-
-    def _may_hang(self, site_id: int, window: Window) -> bool:
-        known = self._in_vain.get(site_id)
-        return known is not None and window.opened_at < known.until
+        may_hang = {i for i, known in self._in_vain.items() if window.opened_at < known.until}
+        return frozenset(i for i in sites if i in may_hang or self._ready_at(i, window) > until)
 
     def _ready_at(self, site_id: int, window: Window) -> float:
         """A site that missed syncs has trained on since its base. When its own window is over, its node plans to be
