@@ -129,8 +129,8 @@ MUTATIONS = (
         name="a missed turn is a site that hangs",
         rule="a missed turn counts as used, and nothing else",
         where=f"{OUTCOMES}:commit",
-        old=" - run.resting.turns(plan.sync)\n",
-        new="\n",
+        old="awaited - run.resting.turns(plan.sync)",
+        new="awaited",
         tests=(
             "tests/unit/coordinator/test_sitting_out.py::test_a_turn_that_is_missed_is_used_and_the_next_one_is_waited_for_again",
         ),
