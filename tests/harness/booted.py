@@ -86,7 +86,7 @@ mkdir -p /opt/atoll/bin /opt/atoll/lib/{version}/site-packages
 echo 'home = /opt/python/bin' > /opt/atoll/pyvenv.cfg
 ln -s /opt/python/bin/{version} /opt/atoll/bin/python
 printf '/opt/atoll-source/src\\n/opt/atoll-packages\\n' > /opt/atoll/lib/{version}/site-packages/atoll.pth
-printf '#!/opt/atoll/bin/python\\nfrom atoll.__main__ import run\\nrun()\\n' > /opt/atoll/bin/atoll
+printf '#!/opt/atoll/bin/python\\nfrom atoll.__main__ import run\\nraise SystemExit(run())\\n' > /opt/atoll/bin/atoll
 printf '#!/bin/sh\\nuser=$2\\nshift 2\\nexec runuser -u "$user" -- "$@"\\n' > /usr/local/bin/sudo
 chmod +x /opt/atoll/bin/atoll /usr/local/bin/sudo
 mkdir -p /etc/systemd/system/service.d
