@@ -20,6 +20,10 @@ LONG = tuple(
 """Have tests of half a minute and more, and are begun first: else one of them is alone at the end."""
 
 
+def _place(test: str) -> tuple[bool, bool]:
+    return not test.startswith(OF_SITES), not test.startswith(LONG)
+
+
 class ByKind(LoadScheduling):  # type: ignore[misc]
     """A process that has no tests of its own kind left runs those of the other."""
 
@@ -30,12 +34,10 @@ class ByKind(LoadScheduling):  # type: ignore[misc]
         """As many as are asked for: a process begins its last test only when it is told that there is no other."""
         collection = self.collection
         assert collection is not None
-        runs_sites = not node.gateway.spec.nice
-
-        def place(i: int) -> tuple[bool, bool]:
-            return collection[i].startswith(OF_SITES) != runs_sites, not collection[i].startswith(LONG)
-
-        if chosen := sorted(self.pending, key=place)[:num]:
-            self.pending = [i for i in self.pending if i not in chosen]
+        if len(self.pending) == len(collection):  # once: to sort them at each test costs a minute of a core
+            self.pending.sort(key=lambda i: _place(collection[i]))
+        end = slice(max(0, len(self.pending) - num), None) if node.gateway.spec.nice else slice(num)
+        if chosen := self.pending[end]:
+            del self.pending[end]
             self.node2pending[node].extend(chosen)
             node.send_runtest_some(chosen)
