@@ -70,8 +70,9 @@ pivot_root . mnt
 umount -l /mnt
 mount --make-rshared /
 : > /etc/machine-id
-rm -rf /root /etc/systemd/system /etc/atoll /var/lib/atoll
-mkdir -p /root /etc/systemd/system
+mount -t tmpfs tmpfs /root
+rm -rf /etc/systemd/system /etc/atoll /var/lib/atoll
+mkdir -p /etc/systemd/system
 ln -s /opt/atoll-source/deploy /root/deploy
 exec env -i container=test PATH={path} {systemd} --system --unit=multi-user.target
 """

@@ -24,6 +24,8 @@ NOT_ALLOWED = (
 """pidfd_getfd, which units leave out: without a filter it says EBADF."""
 
 CAPABILITIES = 1 << 1 | 1 << 10  # CAP_DAC_OVERRIDE and CAP_NET_BIND_SERVICE of linux/capability.h
+SCRIPT = "-- /opt/atoll-source/tests/workers/torch_worker.py --step-delay-s 0.1"
+"""Where much is waited for: a trainer that steps as fast as it can would take this machine for as long."""
 WATCHDOG_S = 10
 """In place of the 30 and 60 of the units."""
 
@@ -44,8 +46,8 @@ class Hub(Booted):
     """The coordinator's machine."""
 
     def commits(self) -> list[dict[str, Any]]:
-        """The newest, as the status has them; none while no coordinator answers."""
-        done = self.run(f"{ATOLL} status {STORE} --format json")
+        """The newest, as the page has them; none while no coordinator answers."""
+        done = self.run("curl --silent http://127.0.0.1:7701/status.json")
         found: list[dict[str, Any]] = json.loads(done.stdout)["commits"] if done.returncode == 0 else []
         return found
 
@@ -89,17 +91,18 @@ def test_services_start_come_back_when_they_are_killed_or_hang_and_end(tmp_path:
         berlin, oslo = (stack.enter_context(Booted(tmp_path / name, hub)) for name in ("berlin", "oslo"))
         for machine in (hub, berlin, oslo):
             use(machine, EVERY)
-            machine.type("mkdir /srv/texts && seq 1 20000 > /srv/texts/numbers.txt")
-        settings = "--model nano --data numbers --min-sites 2 --steps 1000000 --sync-every 5 --time-limits local"
+        settings = "--data numbers --min-sites 2 --steps 1000000 --sync-every 5 --time-limits local"
         hub.type(f"{ATOLL} init /etc/atoll/run.toml {settings}")
         drop_in(hub, "atoll-coordinator.service", f"[Service]\nWatchdogSec={WATCHDOG_S}")
         use(hub, COORDINATOR)
         hand(hub, berlin, "berlin.invite")
-        use(berlin, SITE)
+        use(berlin, SITE[:-1])
+        berlin.type(f"echo 'OPTIONS={SCRIPT}' > /etc/atoll/berlin.env")
+        use(berlin, SITE[-1:])
         # Another way to the same: it writes a unit for this machine, which root's systemd runs.
         hub.type(f"{ATOLL} invite {STORE} --site oslo > oslo.invite")
         hand(hub, oslo, "oslo.invite")
-        said = oslo.type(f"{ATOLL} join oslo.invite --install --home /var/lib/oslo --data /srv/texts")
+        said = oslo.type(f"{ATOLL} join oslo.invite --install --home /var/lib/oslo {SCRIPT}")
         use(oslo, re.findall(r"^ *(systemctl .+)$", said, re.MULTILINE))
         hub.wait_for_a_commit_of("berlin", "oslo")
         capabilities = oslo.type("grep CapBnd /proc/$(systemctl show --value -p MainPID atoll-oslo)/status").split()[1]
@@ -134,7 +137,8 @@ def test_services_start_come_back_when_they_are_killed_or_hang_and_end(tmp_path:
 def test_a_relay_a_root_from_credentials_and_what_units_leave_out(tmp_path: Path) -> None:
     with Hub(tmp_path / "hub") as hub:
         use(hub, EVERY)
-        hub.type(f"{ATOLL} init /etc/atoll/run.toml --model nano --min-sites 1")
+        hub.type("mkdir /srv/texts && seq 1 20000 > /srv/texts/numbers.txt")
+        hub.type(f"{ATOLL} init /etc/atoll/run.toml --model nano --data numbers --min-sites 1 --sync-every 5")
         use(hub, COORDINATOR)
         hub.type(f"{ATOLL} invite {STORE} --relay hub > hub.invite")
         use(hub, RELAY)
@@ -144,7 +148,9 @@ def test_a_relay_a_root_from_credentials_and_what_units_leave_out(tmp_path: Path
         use(hub, re.findall(r"^#   (.+)$", example.read_text().replace("\\\n#", ""), re.MULTILINE))
         hub.until(lambda: hub.run(f"sudo -u atoll {ATOLL} health {STORE}").returncode == 0)
         hub.type(f"{ATOLL} invite {STORE} --site berlin > berlin.invite")  # signed by that root
-        use(hub, SITE[:2])
+        use(hub, SITE)
+        hub.wait_for_a_commit_of("berlin")  # of the built-in trainer
+        hub.type("systemctl stop atoll-node@berlin")
 
         command = f"[Service]\nType=oneshot\nExecStart=\nExecStart=/opt/atoll/bin/python -c '{NOT_ALLOWED}'"
         for unit in ("atoll-coordinator", "atoll-node@try", "atoll-relay"):
