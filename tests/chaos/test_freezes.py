@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.chaos import LARGE_WORKER, LIMIT_S, ChaosRun, settings
+from tests.harness.chaos import LARGE, LARGE_WORKER, LIMIT_S, ChaosRun, settings
 from tests.harness.local_run import Status
 
 pytestmark = pytest.mark.timeout(400)
@@ -19,7 +19,7 @@ def state_of(status: Status, name: str) -> str:
 @pytest.mark.parametrize("phase", [pytest.param("training", marks=pytest.mark.slow), "exchanging"])
 def test_a_frozen_site_is_evicted_and_comes_back(tmp_path: Path, phase: str) -> None:
     """As it exchanges it is a reducer, too, that holds contributions of the others."""
-    with ChaosRun(tmp_path, settings(every=4, min_sites=2), LARGE_WORKER) as run:
+    with ChaosRun(tmp_path, LARGE, LARGE_WORKER) as run:
         run.begin("abc")
         run.wait_for_contributors("abc")
         run.wait_for_phase("c", phase)

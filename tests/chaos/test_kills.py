@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from atoll.node.daemon.rank_commands import STORE_MODULE
-from tests.harness.chaos import LARGE_WORKER, LIMIT_S, ChaosRun, command_line, descendants, settings
+from tests.harness.chaos import LARGE, LARGE_WORKER, LIMIT_S, ChaosRun, command_line, descendants, settings
 
 pytestmark = pytest.mark.timeout(400)
 
 TORCH_WORKER = (str(Path(__file__).parents[1] / "workers" / "torch_worker.py"), "--step-delay-s", "0.02")
-LARGE = settings(every=4, min_sites=2)
 
 
 @pytest.mark.parametrize("phase", [pytest.param("training", marks=pytest.mark.slow), "exchanging", "applying"])

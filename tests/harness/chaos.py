@@ -58,6 +58,10 @@ def settings(every: int = 10, **changes: Any) -> RunSettings:
     return replace(changed, sync=replace(changed.sync, every=every))
 
 
+LARGE = replace(SETTINGS, min_sites=2, sync=replace(SETTINGS.sync, every=4, chunk_elements=4096))
+"""For the large worker. With chunks as small as those above a commit of three sites takes two seconds of a core."""
+
+
 class ChaosRun(LocalRun):
     """A run that lasts until it is stopped. All sites start with the same `worker`."""
 
