@@ -212,8 +212,9 @@ def _import_all() -> None:
 
 
 if __name__ == "__main__":
-    from tests.harness import guarded
+    from tests.harness import guarded, loop_guard
 
     _import_all()
+    loop_guard.install(ends_process=True)
     _serve(socket.socket(fileno=int(sys.argv[1])))
     sys.exit(guarded.run())
