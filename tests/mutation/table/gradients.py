@@ -37,6 +37,14 @@ MUTATIONS = (
         tests=(f"{STRAGGLERS}::test_one_late_step_does_not_keep_a_site_out_of_an_exchange_at_every_step",),
     ),
     Mutation(
+        name="a site that is to receive counts as waited for in vain",
+        rule="a site that keeps the pace of the others contributes",
+        where="coordinator.core.sync.outcomes:commit",
+        old="{site.site_id for site in waiting_for(run, sync)}",
+        new="sync.expected",
+        tests=(f"{STRAGGLERS}::test_who_is_to_receive_for_some_syncs_has_not_been_waited_for_in_vain",),
+    ),
+    Mutation(
         name="a site that hangs is waited for as often each time",
         rule="whoever never comes costs the others ever less",
         where="coordinator.core.sync.stragglers:Stragglers.note_commit",

@@ -171,35 +171,65 @@ def test_who_is_ready_and_does_not_come_back_is_not_waited_for_longer_than_the_g
     assert [c.site_id for c in plan.contributors] == [1, 3, 4]
 
 
+class AtEveryStep(Story):
+    """Sites that exchange gradients, each step of which takes a quarter of a second."""
+
+    def __init__(self, *names: str) -> None:
+        optimizer = OuterSettings(optimizer="adamw", momentum=0.9)
+        settings = some_settings(steps=100_000, quorum=1, min_sites=len(names), outer=optimizer)
+        super().__init__(replace(settings, sync=replace(settings.sync, strategy="gradient", every=1)))
+        self.start(*names)
+
+    def train(self, *names: str) -> None:
+        self.wait(0.25)
+        for name in names:
+            self.ready(name, train=0.25)
+
+    def commit(self, makers: str, holders: str) -> None:
+        """`makers` are through with the open sync, and `holders` apply what it came to."""
+        number = self.last_commit()
+        for name in makers:
+            self.done(name, f"s{number}", commit=number)
+        for name in holders:
+            self.applied(name, number + 1, f"s{number + 1}")
+
+
 def test_one_late_step_does_not_keep_a_site_out_of_an_exchange_at_every_step() -> None:
     """Its gradients are as fast as those of the other one, but for the time that it hears of commits later."""
-    settings = some_settings(steps=100_000, quorum=1, min_sites=2, outer=OuterSettings(optimizer="adamw", momentum=0.9))
-    story = Story(replace(settings, sync=replace(settings.sync, strategy="gradient", every=1)))
-    story.start("a", "b")
-
-    def commit(*names: str) -> None:
-        number = story.last_commit()
-        for name in names:
-            story.done(name, f"s{number}", commit=number)
-        for name in "ab":
-            story.applied(name, number + 1, f"s{number + 1}")
-
-    def train(*names: str) -> None:
-        story.wait(0.25)
-        for name in names:
-            story.ready(name, train=0.25)
-
+    story = AtEveryStep("a", "b")
     for _ in range(3):
-        train("a", "b")
-        commit("a", "b")
-    train("a")
+        story.train("a", "b")
+        story.commit("ab", "ab")
+    story.train("a")
     story.wait(story.limits.lease_s)
     waited_s, began = story.limits.lease_s / 2, story.now
     assert story.contributor_ids() == [1], "b was waited for"
     while story.weighed_plan() is not None and story.now < began + 20 * waited_s:
-        commit("a")
-        train("a")
+        story.commit("a", "ab")
+        story.train("a")
     assert story.now - began > 16 * waited_s - 1
     story.ready("b", train=0.25)
     assert story.weighed_plan() is not None, "it was waited for again"
     assert story.contributor_ids() == [1, 2]
+
+
+def test_who_is_to_receive_for_some_syncs_has_not_been_waited_for_in_vain() -> None:
+    """The others exchange badly with it. Then it is waited for at once: how long its steps take is known."""
+    story = AtEveryStep("a", "b", "c")
+    for _ in range(3):
+        story.train("a", "b", "c")
+        story.commit("abc", "abc")
+    story.put_on_probation("receive_only", "c", sync=story.newest_sync(), times=3)
+    num_without = 0
+    while story.spared(story.newest_sync()):
+        story.train("a")
+        story.wait(0.05)
+        story.ready("b", train=0.3)
+        assert story.contributor_ids() == [1, 2]
+        story.commit("ab", "abc")
+        num_without += 1
+    assert num_without, "it received"
+    story.train("a", "b")
+    assert story.weighed_plan() is None, "c is waited for"
+    story.ready("c", train=0.25)
+    assert story.contributor_ids() == [1, 2, 3]
