@@ -123,9 +123,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         return list(argv), []
     cut = list(argv).index("--")
     if cut == len(argv) - 1:
-        raise ConfigError(
-            "nothing stands behind `--`: write the script there, or leave it out for the built-in trainer"
-        )
+        raise ConfigError("nothing stands behind `--`: write a script there, or leave it out for the built-in trainer")
     return list(argv[:cut]), list(argv[cut + 1 :])
 
 

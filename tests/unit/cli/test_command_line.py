@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.main import VERBS, main, split_command
+from atoll.cli.main import VERBS, main, make_parser, split_command
 from tests.harness.sockets import free_address
 
 HEAVY = ("torch", "grpc", "numpy", "numba", "rich")
@@ -43,6 +43,20 @@ def test_help_teaches(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         main([*([verb] if verb else []), "--help"])
     assert caught.value.code == 0
     assert "example" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["status"], ["--debug", "status"]])
+def test_a_verb_has_its_arguments_without_those_of_others(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args([*words, "--help"])
+    of_all = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    assert capsys.readouterr().out == of_all
+    assert "--watch" in of_all
+    with pytest.raises(SystemExit):
+        make_parser("status").parse_args(["top", "--home", "x"])
+    assert "unrecognized arguments: --home x" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--max-upload-mbit", "--monthly-upload-gb", "--max-disk-gb"])
