@@ -15,7 +15,7 @@ TORCH_WORKER = (str(Path(__file__).parents[1] / "workers" / "torch_worker.py"), 
 HARDWARE: dict[str, tuple[dict[str, str], str]] = {
     "a": ({"ATEN_CPU_CAPABILITY": "default"}, "1"),
     "b": ({"ATEN_CPU_CAPABILITY": "avx2", "NUMBA_CPU_NAME": "generic"}, "2"),
-    "c": ({}, "3"),
+    "c": ({}, "1"),
 }
 """Environment and number of threads; numba makes the node's kernels for the processor that it is told of."""
 

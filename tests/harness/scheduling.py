@@ -20,8 +20,11 @@ LONG = tuple(
 """Have tests of half a minute and more, and are begun first: else one of them is alone at the end."""
 
 
-def _place(test: str) -> tuple[bool, bool]:
-    return not test.startswith(OF_SITES), not test.startswith(LONG)
+def _place(i: int, test: str) -> tuple[bool, bool, int]:
+    """From the front what processes of sites run, from the end the others, in the order of collection: long simulations
+    are last, when they do not starve beside sites any more."""
+    is_of_sites = test.startswith(OF_SITES)
+    return not is_of_sites, not test.startswith(LONG), i if is_of_sites else -i
 
 
 class ByKind(LoadScheduling):  # type: ignore[misc]
@@ -35,9 +38,10 @@ class ByKind(LoadScheduling):  # type: ignore[misc]
         collection = self.collection
         assert collection is not None
         if len(self.pending) == len(collection):  # once: to sort them at each test costs a minute of a core
-            self.pending.sort(key=lambda i: _place(collection[i]))
-        end = slice(max(0, len(self.pending) - num), None) if node.gateway.spec.nice else slice(num)
-        if chosen := self.pending[end]:
+            self.pending.sort(key=lambda i: _place(i, collection[i]))
+        is_nice = bool(node.gateway.spec.nice)
+        end = slice(max(0, len(self.pending) - num), None) if is_nice else slice(num)
+        if chosen := self.pending[end][:: -1 if is_nice else 1]:
             del self.pending[end]
             self.node2pending[node].extend(chosen)
             node.send_runtest_some(chosen)

@@ -24,6 +24,8 @@ class Process:
 def test_each_kind_of_process_has_its_own_tests_first_and_sites_the_long_ones() -> None:
     tests = [
         "tests/unit/test_a.py::t",
+        "tests/unit/test_b.py::t",
+        "tests/simulation/test_c.py::t",
         "tests/process/test_bans.py::t",
         f"{LONG[0]}::t",
         "tests/chaos/test_kills.py::t",
@@ -34,8 +36,10 @@ def test_each_kind_of_process_has_its_own_tests_first_and_sites_the_long_ones() 
     runs_sites, computes = Process(0), Process(10)
     scheduling._send_tests(computes, 1)
     scheduling._send_tests(runs_sites, 2)
-    scheduling._send_tests(computes, 2)
-    assert (computes.given, runs_sites.given) == ([0, 3], [2, 1])
+    scheduling._send_tests(computes, 1)
+    scheduling._send_tests(runs_sites, 1)
+    scheduling._send_tests(computes, 3)
+    assert (computes.given, runs_sites.given) == ([0, 1, 2], [4, 3, 5])
     assert scheduling.pending == []
 
 

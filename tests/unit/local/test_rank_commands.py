@@ -148,16 +148,17 @@ def test_ranks_do_not_go_on_without_their_store(rank: str, store: str, ending: t
 
 
 def test_of_ranks_that_crash_the_first_one_is_shown_with_all_of_its_traceback(tmp_path: Path) -> None:
-    """The other one fails by its end, and says more."""
+    """The other one fails by the end of the process that the node waits for, and says more."""
     meeting = tmp_path / "meeting"
     os.mkfifo(meeting)
     first = (
-        f"held = open({str(meeting)!r}, 'wb')\n"
+        f"import os\nheld = open({str(meeting)!r}, 'wb')\nheld.write(b'%d' % os.getppid())\n"
         "def deep(n):\n    if n % 2:\n        return deep(n - 1) + 1\n    elif n:\n        return deep(n - 1)\n"
         "    raise ValueError('the reason\\nin two lines')\ndeep(40)"
     )
     second = (
-        f"import time\nopen({str(meeting)!r}, 'rb').read()\n"
+        f"import contextlib, os, select, time\nother = int(open({str(meeting)!r}, 'rb').read())\n"
+        "with contextlib.suppress(ProcessLookupError):\n    select.select([os.pidfd_open(other)], [], [])\n"
         "time.sleep(0.05)  # more than a tick of the kernel's clock of files\n"
         "for n in range(30):\n    print('line', n)\nraise OSError('peer is gone')"
     )
