@@ -244,10 +244,7 @@ class JoinedSite(Site):
         self._checks.close()
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self._logged.close()
-            if self.running:
-                self._client.goodbye("the training loop ended", run_over=False)
-            else:
-                self._client.goodbye("told to stop", run_over=True)
+            self._client.goodbye("the training ended" if self.running else "told to stop", run_over=not self.running)
             self.running = False
         else:
             self._connection.tell(error)
@@ -258,6 +255,8 @@ class JoinedSite(Site):
                 traceback.print_exception(error)  # the node may take the wait for a hang, and end this rank in it
         if self._checkpoints is not None:
             self._checkpoints.finish()
+        for optimizer in self._of_node:
+            optimizer.leave()
         self._shared.close()
         disconnect()
 
@@ -318,6 +317,8 @@ class JoinedSite(Site):
             self._wait_s += time.monotonic() - asked_s
             if answer.kind is AnswerKind.STOP:
                 self.running, self.run_over = False, answer.run_over
+                for optimizer in self._of_node:
+                    optimizer.leave()
                 break
             if answer.kind is AnswerKind.SNAPSHOT:
                 self._write_snapshot(answer, seq)

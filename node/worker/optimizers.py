@@ -36,6 +36,7 @@ class NodeOptimizer(torch.optim.Optimizer):
     _gradients: dict[nn.Parameter, Tensor] | None = None
     _rates: tuple[float, ...] = ()
     _num_commits: int | None = None
+    _has_left = False
     """None: alone."""
     _is_finite = True
     """Of the gradients of the last step."""
@@ -70,7 +71,7 @@ class NodeOptimizer(torch.optim.Optimizer):
             parameter.grad = None
             if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):  # here, where all ranks are
                 gradients[parameter] = gradient.redistribute(placements=parameter.placements)
-        if self._num_commits is not None:
+        if self._num_commits is not None and not self._has_left:
             self._is_finite = are_finite(gradients.values())
             self._hand_in(gradients)
             return loss
@@ -121,6 +122,10 @@ class NodeOptimizer(torch.optim.Optimizer):
                 f"atoll: the moments that {self._name} has are not used: the nodes have those of the run\n"
             )
         self._num_commits, self._gradients = commit, None
+
+    def leave(self) -> None:
+        """The script is in the run no more: its steps are its own, as without a node."""
+        self._gradients, self._has_left = None, True
 
     def _hand_in(self, gradients: dict[nn.Parameter, Tensor]) -> None:
         if self._gradients is None:

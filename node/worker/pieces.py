@@ -167,7 +167,7 @@ class SharedTensors:
             saved = self._swapped_in()
             if self._in_place is None or self._in_place.is_current:
                 return saved
-            self.swap_back(saved)  # some were replaced meanwhile; where they lie now no commit replaces them
+            self._put_back(saved)  # some were replaced meanwhile; where they lie now no commit replaces them
 
     def _swapped_in(self) -> list[Tensor | None]:
         saved: list[Tensor | None] = []
@@ -181,6 +181,13 @@ class SharedTensors:
 
     @torch.no_grad()
     def swap_back(self, saved: list[Tensor | None]) -> None:
+        """What `swap_in` found is there again, also where a script has written into what it was shown."""
+        self._put_back(saved)
+        for (held, _, publish), value in zip(self._synced, saved, strict=True):
+            if value is None and not copies.are_equal(publish, held.local()):
+                copies.to_local(publish, held.local())
+
+    def _put_back(self, saved: list[Tensor | None]) -> None:
         for (held, _, _), value in zip(self._synced, saved, strict=True):
             if value is not None:
                 held.local().copy_(value)

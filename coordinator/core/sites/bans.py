@@ -20,6 +20,7 @@ from atoll.coordinator.core.sites.conduct import Cause, Conduct
 from atoll.protocol import messages as m
 from atoll.protocol.dates import utc
 from atoll.protocol.messages import RefusedKind
+from atoll.protocol.settings import SITE_NAME
 
 MAX_BAN_S = 10 * 365 * 86_400
 """With an end."""
@@ -57,6 +58,8 @@ def drain(run: Run, name: str, reason: str) -> str:
 def ban(run: Run, asked: BanAsked) -> tuple[str, str]:
     """Why that cannot be done, empty if it is; then that nobody of that name was here, if so. A new ban of a name takes
     the place of the one before."""
+    if not SITE_NAME.fullmatch(asked.name):  # sites keep bans by name, and take no longer ones
+        return f"{asked.name[:64]!r} is no name of a site, so none can come by it: `atoll status` names those here", ""
     until_s = run.wall_s + asked.for_s if asked.for_s else asked.until_s
     if until_s and not 0 < until_s - run.wall_s <= MAX_BAN_S:
         ends = "is over" if until_s <= run.wall_s else "is more than ten years from now: leave out the end"

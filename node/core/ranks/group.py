@@ -234,12 +234,13 @@ class WorkerGroup:
 
     def drawn(self, rank: int, epoch: int, end: int, now: float) -> None:
         """The answer to `draw` is on its way: positions up to this place. What the rank waited for it is not its own
-        time."""
+        time, nor that of others, who may have waited for it."""
         status = self.ranks[rank]
         if epoch == status.data_epoch:
             status.num_given = max(status.num_given, end)
         if status.draws_since is not None:
-            status.moved_at += now - status.draws_since
+            for other in self.ranks:
+                other.moved_at = min(now, other.moved_at + now - status.draws_since)
             status.draws_since = None
 
     def fatal(self, rank: int, said: local.Fatal, _: float) -> Outcome:

@@ -62,14 +62,17 @@ class Watch:
 
 
 def first_to_hang(ranks: Iterable[RankStatus], times: StepTimes, floor_s: float, start_s: float) -> Watch | None:
-    """The rank whose time is over first; None while all wait for the node.
+    """The rank whose time is over first; None while all wait for the node, or one for samples: the others may wait for
+    that one.
 
     `start_s` is for everything up to a rank's first step (imports, model, compilation). Later it has `floor_s`, or
     longer if that is normal for this site; a busy rank has at least the time it announced.
     """
     first: Watch | None = None
     for status in ranks:
-        if status.due in WAITS_FOR_NODE or status.draws_since is not None:
+        if status.draws_since is not None:
+            return None
+        if status.due in WAITS_FOR_NODE:
             continue
         limit_s = times.limit_s(floor_s) if status.step > 0 else start_s
         deadline, doing = status.moved_at + limit_s, status.due.value

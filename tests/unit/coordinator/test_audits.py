@@ -258,6 +258,19 @@ def test_a_reducer_that_two_sites_refute_is_evicted_and_the_second_time_banned(r
     assert story.by_cause() == {"audit": 1 if restarted else 2}
 
 
+def test_a_second_offence_bans_for_good_also_who_is_banned_for_an_hour() -> None:
+    """By a person, while what was found is not judged yet."""
+    story = Audited()
+    reducer, _ = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
+    story.asked_itself(reducer)
+    story.wrong_once_more(reducer)
+    assert story.ban(reducer, "let us see", until_s=story.wall_s + 3600) == ""
+    story.wait(7200)
+    assert story.banned() == [reducer]
+    story.connect(reducer)
+    assert story.last(reducer, m.Refused).kind is RefusedKind.BANNED
+
+
 def test_a_site_that_owns_up_has_bad_memory_which_bans_it_the_third_time() -> None:
     """Its own computation gives what the others found, so it was no lie, or it is a liar that has three."""
     story = Audited()

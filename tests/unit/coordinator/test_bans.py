@@ -334,6 +334,14 @@ def test_names_that_are_not_known_are_said_and_may_be_banned_before_they_come() 
     assert not story.num("y", m.Refused), "no key is banned"
 
 
+@pytest.mark.parametrize("name", ["", "a b", "x" * 65, "atoll-invite:" + "A" * 900])
+def test_what_is_no_name_of_a_site_is_not_banned(name: str) -> None:
+    """All sites are to keep it, by messages that have bounds."""
+    story = training("a", "b")
+    assert "is no name of a site" in story.ban(name)
+    assert not story.view.banned
+
+
 def test_who_bans_a_name_that_was_never_here_is_told_which_were() -> None:
     story = training("a", "b")
     story.leave("b")

@@ -549,16 +549,23 @@ def test_the_data_of_a_site_is_announced_once_and_divided_by_data_rank() -> None
     assert group.draw(0, 2, 36, 12, 0.0) == [DrawAsked(generation=3, rank=0, epoch=2, first=36, num_samples=12)]
 
 
-def test_a_rank_that_waits_for_samples_is_not_watched() -> None:
+def test_while_a_rank_waits_for_samples_none_is_watched() -> None:
+    """The others may wait for it, in a collective: with the coordinator away, for as long as a site stays."""
     group = loading((0, 1))
     for rank in range(2):
         group.progress(rank, 1, 1.0, 0.0)
     group.draw(0, 0, 0, 8, 1.0)
-    assert "rank 1" in watched(group)[1]
-    group.draw(1, 0, 0, 8, 2.0)
     assert group.watch(FLOOR_S, START_S) is None
     group.drawn(0, 0, 8, 51.0)
-    assert watched(group)[0] == 50.0 + FLOOR_S, "the time of its step goes on where it was"
+    assert watched(group)[0] == 50.0 + FLOOR_S, "the time of their steps goes on where it was"
+    group.draw(0, 0, 8, 8, 52.0)
+    group.draw(1, 0, 0, 8, 53.0)
+    group.drawn(0, 0, 16, 60.0)
+    assert group.watch(FLOOR_S, START_S) is None, "rank 1 still waits"
+    group.drawn(1, 0, 8, 70.0)
+    deadline, text = watched(group)
+    assert 60.0 + FLOOR_S <= deadline <= 70.0 + FLOOR_S, "time that both waited does not count"
+    assert "rank" in text
 
 
 @pytest.mark.parametrize("other", [DataSet(num_samples=99, batch_size=4, batches_ahead=2),

@@ -146,3 +146,25 @@ def test_a_loss_that_is_no_scalar_is_refused_by_what_to_give(node: FakeNode) -> 
         optimizer.step()
         with pytest.raises(ConfigError, match="give a plain scalar"):
             site.step(tokens=10, loss=torch.ones(4))
+
+
+def test_a_script_that_trains_on_after_the_run_ends_well(node: FakeNode) -> None:
+    """As one does that leaves its inner loop alone when the run is over."""
+    net = nn.Linear(2, 1, bias=False)
+    optimizer = atoll.AdamW(net.parameters(), lr=0.5)
+
+    def backward() -> None:
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    with atoll.join(net, optimizer, data_fingerprint=b"f" * 32) as site:
+        for step in range(6):
+            backward()
+            assert site.step(tokens=10, loss=0.5).running == (step < 2)
+        assert len(node.said("sealed")) == 3
+    before = net.weight.detach().clone()
+    for _ in range(2):
+        backward()
+    assert not torch.equal(net.weight, before)
+    assert [body["run_over"] for body in node.said("goodbye")] == [True]
+    assert not node.said("fatal")

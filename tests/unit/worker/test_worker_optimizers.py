@@ -144,6 +144,19 @@ def test_a_second_step_before_the_first_is_handed_in_is_refused_and_a_late_gradi
     assert not optimizer.left_out
 
 
+def test_after_the_run_steps_are_the_scripts_own() -> None:
+    model = a_model()
+    optimizer = under_a_node(atoll.SGD(model.parameters(), lr=0.1))
+    backward(model)
+    optimizer.step()
+    optimizer.leave()
+    for _ in range(2):
+        before = [p.detach().clone() for p in model.parameters()]
+        backward(model)
+        optimizer.step()
+        assert not any(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -290,7 +290,13 @@ def test_swap_in_and_back(device: str) -> None:
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name]), name
     shared.apply(0, MergeMode.REPLACE, fresh=False)
-    assert set(shared.swap_in()) == {None}, "what has been taken is there: nothing of it is kept beside it"
+    taken = net.weight.clone()
+    saved = shared.swap_in()
+    assert set(saved) == {None}, "what has been taken is there: nothing of it is kept beside it"
+    with torch.no_grad():
+        net.weight.add_(1)  # a script prunes, makes noise, or brings statistics up to date
+    shared.swap_back(saved)
+    assert torch.equal(net.weight, taken)
 
 
 class Moving:
