@@ -36,8 +36,8 @@ class NodeOptimizer(torch.optim.Optimizer):
     _gradients: dict[nn.Parameter, Tensor] | None = None
     _rates: tuple[float, ...] = ()
     _num_commits: int | None = None
-    _has_left = False
     """None: alone."""
+    _has_left = False
     _is_finite = True
     """Of the gradients of the last step."""
 

@@ -47,7 +47,7 @@ class Hub(Booted):
 
     def commits(self) -> list[dict[str, Any]]:
         """The newest, as the page has them; none while no coordinator answers."""
-        done = self.run("curl --silent http://127.0.0.1:7701/status.json")
+        done = self.run("curl --silent --fail --max-time 10 http://127.0.0.1:7701/status.json")
         found: list[dict[str, Any]] = json.loads(done.stdout)["commits"] if done.returncode == 0 else []
         return found
 
