@@ -52,6 +52,14 @@ MUTATIONS = (
         tests=(f"{BANS}::test_what_is_no_name_of_a_site_is_not_banned",),
     ),
     Mutation(
+        name="who is banned for what it does stays by another name",
+        rule="6: a ban is of a key, under whatever name that comes",
+        where="coordinator.core.run:Run.ban",
+        old="if site.live and site.name != record.name:",
+        new="if False:",
+        tests=(f"{AUDITS}::test_who_is_banned_for_what_it_does_takes_along_the_other_names_of_its_key",),
+    ),
+    Mutation(
         name="a second offence bans nobody who is banned for an hour",
         rule="47: the second offence bans",
         where="coordinator.core.auditing.sentencing:_judge",

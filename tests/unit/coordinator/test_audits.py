@@ -258,6 +258,21 @@ def test_a_reducer_that_two_sites_refute_is_evicted_and_the_second_time_banned(r
     assert story.by_cause() == {"audit": 1 if restarted else 2}
 
 
+def test_who_is_banned_for_what_it_does_takes_along_the_other_names_of_its_key() -> None:
+    story = Audited()
+    reducer, _ = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
+    story.asked_itself(reducer)
+    story.join("twin", key=reducer)
+    story.wrong_once_more(reducer)
+    assert not story.num("twin", m.Evicted)
+    story.asked_itself(reducer, UNKNOWN)
+    assert story.banned() == [reducer]
+    assert story.last("twin", m.Evicted).reason == f"{reducer}, whose key it has, is banned"
+    story.connect("twin", key=reducer)
+    assert story.last("twin", m.Refused).kind is RefusedKind.BANNED
+    assert story.evicted() == [reducer]
+
+
 def test_a_second_offence_bans_for_good_also_who_is_banned_for_an_hour() -> None:
     """By a person, while what was found is not judged yet."""
     story = Audited()
