@@ -237,13 +237,13 @@ class Run(RunOutputs):
         self.report(logging.INFO, "the run is resumed")
         return ""
 
-    def ban(self, record: e.BanRecord) -> None:
-        """Neither this name nor this key comes in any more, and no attempt commits what its site contributed."""
+    def ban(self, record: e.BanRecord, cause: Cause = Cause.CONTRADICTION) -> None:
+        """Neither name nor key comes in any more, other sites of the key go, no attempt has what they contributed."""
         for site in self.sites_of(record):
             for attempt in (a for a in self.attempts if site.site_id in a.ids()):
                 attempt.spoil(f"{site.label} is banned")
-            if site.live and site.name != record.name:  # that one is sent away by whoever bans it
-                self.evict(site, f"{record.name}, whose key it has, is banned", Cause.CONTRADICTION, is_strike=False)
+            if site.live and site.name != record.name:
+                self.evict(site, f"{record.name}, whose key it has, is banned", cause, is_strike=False)
         self.bans_over.pop(record.name, None)
         self.banned[record.name] = record
         self.bans_due[record.name] = self.now + record.until_s - self.wall_s

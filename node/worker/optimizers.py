@@ -121,7 +121,7 @@ class NodeOptimizer(torch.optim.Optimizer):
             sys.stderr.write(
                 f"atoll: the moments that {self._name} has are not used: the nodes have those of the run\n"
             )
-        self._num_commits, self._gradients = commit, None
+        self._num_commits, self._gradients, self._has_left = commit, None, False
 
     def leave(self) -> None:
         """The script is in the run no more: its steps are its own, as without a node."""

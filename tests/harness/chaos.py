@@ -59,7 +59,8 @@ def settings(every: int = 10, **changes: Any) -> RunSettings:
 
 
 LARGE = replace(SETTINGS, min_sites=2, sync=replace(SETTINGS.sync, every=4, chunk_elements=4096))
-"""For the large worker. With chunks as small as those above a commit of three sites takes two seconds of a core."""
+"""For the large worker. With chunks as small as those above a commit of three sites takes nearly two seconds of a
+core."""
 
 
 class ChaosRun(LocalRun):

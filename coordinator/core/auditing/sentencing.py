@@ -103,7 +103,7 @@ def _judge(run: Run, audit: Audit, accused: Accused, cause: Cause, owned_up: str
     elif conduct.is_second_offence:
         too_often = "this was not the first time"
     if too_often and (site.name not in run.banned or run.banned[site.name].until_s):
-        run.ban(e.BanRecord(name=site.name, key_digest=site.key_digest, reason=reason[:1024]))
+        run.ban(e.BanRecord(name=site.name, key_digest=site.key_digest, reason=reason[:1024]), cause)
         run.note(COORDINATOR, f"ban name={site.name!r}", reason)
         reason += f"; it is banned, as {too_often}"
     if site.live:

@@ -79,7 +79,7 @@ def _unknown(run: Run) -> str:
 
 def _ban(run: Run, record: BanRecord) -> None:
     """Whoever has that name or key is sent away."""
-    run.ban(record)
+    run.ban(record, Cause.OPERATOR)
     run.report(logging.WARNING, f"{record.name} is banned{_until(record)}: {record.reason}")
     for site in run.sites_of(record):
         run.send_away(site, f"banned: {record.reason}")

@@ -53,7 +53,7 @@ MUTATIONS = (
         tests=(f"{STRAGGLERS}::test_where_what_comes_late_is_void_it_is_waited_for_again_ever_more_seldom",),
     ),
     Mutation(
-        name="a site on trial that never contributes ends the coordinator",
+        name="a site that others went on without at once, thousands of times, ends the coordinator",
         rule="whoever never comes costs the others ever less",
         where="coordinator.core.sync.stragglers:Stragglers.note_commit",
         old="min(before + 1, MOST_TIMES)",
@@ -120,8 +120,8 @@ MUTATIONS = (
         name="a late gradient stays at its optimizer",
         rule="2: a gradient of values that a commit has replaced counts no longer",
         where="node.worker.optimizers:NodeOptimizer.at_commit",
-        old="self._num_commits, self._gradients = commit, None",
-        new="self._num_commits = commit",
+        old="self._num_commits, self._gradients, self._has_left = commit, None, False",
+        new="self._num_commits, self._has_left = commit, False",
         tests=(
             "tests/unit/worker/test_worker_optimizers.py::test_a_second_step_before_the_first_is_handed_in_is_refused_and_a_late_gradient_is_gone",
         ),

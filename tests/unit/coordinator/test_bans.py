@@ -202,6 +202,7 @@ def test_all_names_of_a_key_are_sent_away_and_named_to_others() -> None:
     story.ban("berlin", "stolen")
     for name in ("berlin", "munich"):
         assert story.last(name, m.Refused).kind is RefusedKind.BANNED
+    assert {cause: num for cause, num in story.view.evictions if num} == {"operator": 2}
     assert story.sites["a"].stream is not None
     assert story.last("a", m.Banned).names == ("berlin", "bonn", "munich")
 

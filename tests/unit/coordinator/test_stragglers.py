@@ -99,7 +99,7 @@ def test_where_what_comes_late_is_void_it_is_waited_for_again_ever_more_seldom()
 
 
 def test_a_site_that_is_left_out_of_thousands_of_commits_ends_nothing() -> None:
-    """As one on trial, which nobody waits for: without it a commit may come at each step."""
+    """The others went on at once each time, so none of these waits is a reason to wait for it less."""
     stragglers = sites(is_late_void=True, a=10, b=10, c=10)
     for number in range(2000):
         stragglers.note_commit((1, 2), {3}, 0.0, 500.0 + number / 4)

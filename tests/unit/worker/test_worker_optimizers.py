@@ -155,6 +155,10 @@ def test_after_the_run_steps_are_the_scripts_own() -> None:
         backward(model)
         optimizer.step()
         assert not any(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
+    optimizer.at_commit(1)  # of another run
+    backward(model)
+    optimizer.step()
+    assert not optimizer.left_out
 
 
 @pytest.mark.parametrize(
