@@ -35,6 +35,7 @@ class PostgresqlStore(SqlStore):
     """
 
     for_update = " FOR UPDATE"
+    takes_long = "SET LOCAL idle_in_transaction_session_timeout = '10min'"
 
     def __init__(self, database: Database) -> None:
         super().__init__()

@@ -62,6 +62,9 @@ class SqlStore(ABC):
     for_update = ""
     """Behind a SELECT of a row that this transaction then changes."""
 
+    takes_long = ""
+    """In a transaction: that its statements may be far apart."""
+
     def __init__(self) -> None:
         self._seq = 0
         """The last one that was given."""
@@ -200,6 +203,8 @@ class SqlStore(ABC):
 
     def restore(self, term: int, deposits: Sequence[Deposit], settle: Callable[[Persisted], Sequence[Record]]) -> None:
         with self._explained(), self._readable(), self._transaction():
+            if self.takes_long:
+                self._execute(self.takes_long)
             total = self._total_at(self._begun_term)
             (run,) = self._all(RunRecord)
             for deposit in deposits:

@@ -18,6 +18,7 @@ from atoll.coordinator.core.persisted import Key, Persisted, Row, changes
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import invites
 from atoll.protocol.errors import StateError
+from atoll.protocol.messages import LineRanges
 from atoll.protocol.settings import RunSettings
 
 PASSED_OVER = 1_000
@@ -115,6 +116,17 @@ def missing(last: int, records: Sequence[Row], held: int = 0) -> range:
     return range(first, end)
 
 
+def is_after(record: Row, commit: int) -> bool:
+    """Whether it is of the run's way beyond that commit. What is about sites and people is not."""
+    match record:
+        case e.CommitRecord():
+            return record.commit.commit > commit
+        case e.AttestationRecord() | e.RollbackRecord() | e.FinishedRecord():
+            return record.commit > commit
+        case _:
+            return False
+
+
 def held(copy: Persisted, records: Sequence[Row], branch: int, commit: int) -> int:
     """The highest commit that the run must have, as a site in that branch says that it holds `commit`: what was rolled
     back since need not be there."""
@@ -143,15 +155,26 @@ def in_words(copy: Persisted, numbers: range, records: Sequence[Row]) -> str:
     )
 
 
+def _finish(run: Run, name: str, done: Sequence[LineRanges]) -> None:
+    for line in done:
+        try:
+            run.ledger.finish_unheard(line.line, line.ranges)
+        except StateError as error:
+            raise StateError(f"{name}: {error}") from None
+
+
 def settled(
     settings: RunSettings,
     folded: Persisted,
     voided: Mapping[int, e.CommitRecord],
     records: Sequence[Row],
+    *,
     wall_s: float,
+    dropped: Sequence[Row] = (),
 ) -> tuple[e.Record, ...]:
     """What has to be kept beside `records`, which are in `folded` by now. `voided`: commits of the copy that have been
-    rolled back since. Raises StateError if samples would count twice."""
+    rolled back since. `dropped`: of the time since as well, and not kept. Raises StateError if samples would count
+    twice."""
     run = Run(settings, folded, 0.0, wall_s)
     if run.manifest is None and (run.started or run.log.attested):
         raise StateError("the copy is of before the run had a model: take one from after its first site was admitted")
@@ -161,16 +184,17 @@ def settled(
     for record in voided.values():
         for line in record.commit.done:
             run.ledger.void(line.line, line.ranges)
-    found = [(f"commit {r.commit.commit}", r.commit.done) for r in since(records)]
-    found += [(f"the rollback to commit {r.commit}", r.skipped) for r in records if isinstance(r, e.RollbackRecord)]
-    for name, done in found:
-        for line in done:
-            try:
-                run.ledger.finish_unheard(line.line, line.ranges)
-            except StateError as error:
-                raise StateError(f"{name}: {error}") from None
+    for record in since(records):
+        _finish(run, f"commit {record.commit.commit}", record.commit.done)
+    rollbacks = [r for r in records if isinstance(r, e.RollbackRecord)]
+    while rollbacks:
+        undone = rollbacks.pop(0)
+        skipped = undone.skipped
+        if any(r.reason == REASON for r in rollbacks):  # which may not have heard of it, and gave them out again
+            skipped = tuple(replace(part, ranges=run.ledger.not_done(part.line, part.ranges)) for part in skipped)
+        _finish(run, f"the rollback to commit {undone.commit}", skipped)
     run.persist_ledger()
-    run.has_used(run.last_sync + PASSED_OVER)
+    run.has_used(max([run.last_sync, *(r.commit.sync for r in dropped if isinstance(r, e.CommitRecord))]) + PASSED_OVER)
     last_id = run.members.last_id + PASSED_OVER
     run.persist(e.ForgetRecord(site_ids=(), last_site_id=last_id, last_sync=run.last_sync))
     for opened in folded.all(e.OpenRecord):
@@ -178,7 +202,9 @@ def settled(
             run.note_abandoned(opened.open.sync, REASON)
     if (run.started or run.log.last) and run.finished is None:
         last, changed_json = run.log.last, run.changes.changed_json
-        rollback.go_back(run, last, run.log.attested.get(last, b""), REASON, holders=(), passed_over=PASSED_OVER)
+        branches = [run.branch, *(r.branch for r in dropped if isinstance(r, e.RollbackRecord))]
+        passed_over = max(branches) - run.branch + PASSED_OVER
+        rollback.go_back(run, last, run.log.attested.get(last, b""), REASON, holders=(), passed_over=passed_over)
         if changed_json != run.changes.changed_json:  # set since that commit, which is the last one still
             run.changes.take(changed_json)
             run.persist(e.ChangedRecord(changed_json))

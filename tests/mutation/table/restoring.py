@@ -14,6 +14,9 @@ LATE = f"{CERTIFIED}::test_who_came_since_the_copy_is_heard_and_counts_once_that
 STRANGERS = f"{RESTORING}::test_what_strangers_and_banned_sites_say_to_hold_stops_no_restore"
 GOES_ON = f"{RESTORED}::test_the_run_goes_on_from_its_newest_commit_and_each_sample_counts_once"
 
+POSTGRESQL = "tests/unit/coordinator/test_postgresql_store.py"
+MAY_TAKE_LONG = "test_what_follows_from_a_restore_may_take_longer_than_the_server_waits_for_a_transaction_else"
+
 MUTATIONS = (
     Mutation(
         name="each part of a message counts",
@@ -35,8 +38,8 @@ MUTATIONS = (
         name="samples of commits since the copy are open again",
         rule="each sample is counted once",
         where="coordinator.core.restored:settled",
-        old="for r in since(records)]",
-        new="for r in since(records)[:0]]",
+        old="for record in since(records):",
+        new="for record in since(records)[:0]:",
         tests=(GOES_ON,),
     ),
     Mutation(
@@ -51,9 +54,73 @@ MUTATIONS = (
         name="numbers of syncs are used again after a restore",
         rule="6, 11: a contribution is keyed by its sync, and never changes",
         where="coordinator.core.restored:settled",
-        old="    run.has_used(run.last_sync + PASSED_OVER)\n",
-        new="",
+        old=") + PASSED_OVER)",
+        new="))",
         tests=(GOES_ON,),
+    ),
+    Mutation(
+        name="numbers of syncs that were dropped are used again after a restore",
+        rule="6, 11: a contribution is keyed by its sync, and never changes",
+        where="coordinator.core.restored:settled",
+        old="for r in dropped if isinstance(r, e.CommitRecord)",
+        new="for r in () if isinstance(r, e.CommitRecord)",
+        tests=(f"{RESTORED}::test_numbers_of_what_is_dropped_are_passed_over",),
+    ),
+    Mutation(
+        name="branches of rollbacks that were dropped are used again after a restore",
+        rule="23: each rollback has a branch of its own",
+        where="coordinator.core.restored:settled",
+        old="for r in dropped if isinstance(r, e.RollbackRecord)",
+        new="for r in () if isinstance(r, e.RollbackRecord)",
+        tests=(f"{RESTORED}::test_numbers_of_what_is_dropped_are_passed_over",),
+    ),
+    Mutation(
+        name="what a rollback skipped that was given up is done a second time",
+        rule="each sample is counted once",
+        where="coordinator.core.restored:settled",
+        old="if any(r.reason == REASON for r in rollbacks):",
+        new="if False:",
+        tests=(f"{RESTORED}::test_what_a_rollback_skipped_that_a_restored_run_has_given_up_may_be_done_since",),
+    ),
+    Mutation(
+        name="a run that is over stays so where its last commit is dropped",
+        rule="23: what follows a commit that is gone back to is void",
+        where="coordinator.core.restored:is_after",
+        old="case e.AttestationRecord() | e.RollbackRecord() | e.FinishedRecord():",
+        new="case e.AttestationRecord() | e.RollbackRecord():",
+        tests=(f"{RESTORED}::test_what_follows_a_commit_that_nobody_has_kept_is_void_where_a_person_says_so",),
+    ),
+    Mutation(
+        name="a rollback to a commit that is dropped is restored",
+        rule="23: what follows a commit that is gone back to is void",
+        where="coordinator.core.restored:is_after",
+        old="case e.AttestationRecord() | e.RollbackRecord() | e.FinishedRecord():",
+        new="case e.AttestationRecord() | e.FinishedRecord():",
+        tests=(f"{RESTORED}::test_what_follows_a_commit_that_nobody_has_kept_is_void_where_a_person_says_so",),
+    ),
+    Mutation(
+        name="what sites hold beyond where a person goes on stops a restore",
+        rule="23: what follows a commit that is gone back to is void",
+        where="coordinator.restoring:Restoring._lacks",
+        old="held if to is None else min(held, to)",
+        new="held",
+        tests=(f"{RESTORING}::test_a_person_goes_on_from_before_a_commit_that_nobody_has_kept",),
+    ),
+    Mutation(
+        name="a run is restored to before the commit that a person names",
+        rule="where records are missing nothing is restored",
+        where="coordinator.restoring:Restoring._lacks",
+        old="restored.missing(self._last(), self._rows, to or 0)",
+        new="restored.missing(self._last(), self._rows)",
+        tests=(f"{RESTORING}::test_a_person_goes_on_from_before_a_commit_that_nobody_has_kept",),
+    ),
+    Mutation(
+        name="a database ends a long restore",
+        rule="a copy is brought up in one transaction, however long that takes",
+        where="coordinator.sql_store:SqlStore.restore",
+        old="self._execute(self.takes_long)",
+        new="pass",
+        tests=(f"{POSTGRESQL}::{MAY_TAKE_LONG}",),
     ),
     Mutation(
         name="ids of sites are given again after a restore",

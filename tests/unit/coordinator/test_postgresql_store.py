@@ -154,6 +154,21 @@ def test_while_a_store_is_restored_its_lease_is_renewed_and_nobody_else_leads(tw
     assert two.taken == ["", "a"]
 
 
+def test_what_follows_from_a_restore_may_take_longer_than_the_server_waits_for_a_transaction_else(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(module._SESSION, "idle_in_transaction_session_timeout", "200ms")
+    a, _ = two.one("a")
+    a.begin(SETTINGS)
+
+    def settle(folded: Persisted) -> tuple[e.Record, ...]:
+        two.do("SELECT pg_sleep(0.6)")  # on a connection of its own: time has to pass
+        return (e.PausedRecord("settled"),)
+
+    a.restore(1000, [], settle)
+    assert a.begin(SETTINGS).one(e.PausedRecord) == e.PausedRecord("settled")
+
+
 def test_a_renewal_counts_from_the_clock_of_the_database(two: Two) -> None:
     a, lease = two.one("a")
     a.begin(SETTINGS)
