@@ -34,8 +34,6 @@ RUN_LIMIT_S = 100.0
 HELLO = b"\x16 hello"
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 
-pytestmark = pytest.mark.timeout(150)
-
 
 @dataclass
 class Behind:

@@ -7,8 +7,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from atoll.protocol.errors import HostError
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
@@ -27,8 +25,6 @@ SETTINGS = RunSettings(
     outer=OuterSettings(learning_rate=0.7, momentum=0.5),
 )
 LIMIT_S = 150.0
-
-pytestmark = pytest.mark.timeout(400)
 
 
 def atoll(run: LocalRun, *arguments: str) -> Process:

@@ -62,8 +62,6 @@ SETTINGS = RunSettings(
 )
 LIMIT_S = 60.0
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def committed(count: int) -> Callable[[dict[str, Any]], bool]:
     return lambda status: bool(status["last_commit"] >= count)

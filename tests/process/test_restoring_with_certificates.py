@@ -35,8 +35,6 @@ from tests.unit.trust.test_standing import SETTINGS, Coordinators
 
 LIMIT_S = 60.0
 
-pytestmark = pytest.mark.timeout(120)
-
 
 async def enters(server: CoordinatorServer, name: str, role: str = "site") -> Handshake:
     answer = await server.ask(InviteAsked(role=role, name=name))

@@ -12,8 +12,6 @@ from atoll.node.core.events import MergeMode
 from tests.simulation.some import seeds
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
-pytestmark = pytest.mark.timeout(360)
-
 EVERY = 4
 NUM_SYNCS = 6
 

@@ -40,7 +40,6 @@ INDUCTOR = pytest.param(
     "inductor",
     marks=[
         pytest.mark.slow,
-        pytest.mark.timeout(300),
         pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch.jit, which inductor imports
         pytest.mark.skipif(which("g++") is None, reason="torch.compile needs a C++ compiler: g++"),
     ],
