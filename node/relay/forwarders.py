@@ -10,8 +10,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-from atoll.node.relay import outgoing
-from atoll.node.relay.accepting import connections
+from atoll.node.relay import accepting, outgoing
 from atoll.node.relay.outgoing import Route
 from atoll.node.relay.splice import Splice
 from atoll.protocol.addresses import HERE, Relayed
@@ -48,12 +47,11 @@ class Forwarder:
     async def run(self) -> None:
         """Until it is cancelled."""
         try:
-            async for connection in connections(self._listening):
-                connection.setblocking(False)
+            async for connection in accepting.connections(self._listening):
                 if _process_of(connection) != os.getpid() or len(self._calls) >= MAX_CALLS:
                     connection.close()
                     continue
-                task = asyncio.create_task(self._call(connection))
+                task = accepting.begin(self._call, connection)
                 self._calls.add(task)
                 task.add_done_callback(self._calls.discard)
         finally:

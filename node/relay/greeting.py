@@ -8,6 +8,7 @@ import socket
 import ssl
 
 from atoll.node.relay import words
+from atoll.node.relay.accepting import readable
 from atoll.node.relay.pairing import SessionCertificate
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.trust import certificates
@@ -100,19 +101,8 @@ async def first_record(connection: socket.socket) -> bytes:
 
 async def _readable(connection: socket.socket, num_bytes: int) -> None:
     """Until as much is there, or all that comes."""
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-
-    def is_readable() -> None:
-        if not readable.done():
-            readable.set_result(None)
-
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
-    loop.add_reader(connection, is_readable)
-    try:
-        await readable
-    finally:
-        loop.remove_reader(connection)
+    await readable(connection)
 
 
 async def read_ticket(connection: socket.socket) -> bytes:

@@ -7,12 +7,10 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
-from atoll.node.relay import greeting, outgoing, words
-from atoll.node.relay.accepting import connections
+from atoll.node.relay import accepting, greeting, outgoing, words
 from atoll.node.relay.pairing import Control, Pair, Pairing, SessionCertificate
 from atoll.node.relay.quota import Quotas
 from atoll.node.relay.splice import Splice
@@ -86,8 +84,8 @@ class RelayServer:
             listening.close()
             raise HostError(f"cannot listen on {listen}: {error.strerror}; choose another --listen") from None
         self.address = addresses.join_address(host, listening.getsockname()[1])
-        self._begin(self._accept(listening))
-        self._begin(self._look())
+        self._keep(accepting.begin(self._accept, listening))
+        self._keep(self._loop.create_task(self._look()))
 
     async def close(self) -> None:
         for splice in self._all_splices():
@@ -111,11 +109,9 @@ class RelayServer:
             if (control := self.pairing.control_of(name)) is not None:
                 self._controls[control.number].close()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
+    def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._over)
-        return task
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -124,9 +120,10 @@ class RelayServer:
 
     async def _accept(self, listening: socket.socket) -> None:
         with listening:
-            async for connection in connections(listening):
+            async for connection in accepting.connections(listening):
                 source = _source_of(connection)
-                task = self._begin(self._greet(connection, source))
+                task = accepting.begin(partial(self._greet, source), connection)
+                self._keep(task)
                 self._strangers[task] = source
                 if len(self._strangers) > MAX_STRANGERS:
                     ((most, _),) = Counter(self._strangers.values()).most_common(1)
@@ -134,7 +131,7 @@ class RelayServer:
                     del self._strangers[oldest]
                     oldest.cancel()
 
-    async def _greet(self, connection: socket.socket, source: str) -> None:
+    async def _greet(self, source: str, connection: socket.socket) -> None:
         """Until it is known what the connection is for, and as long as that is."""
         task = asyncio.current_task()
         assert task is not None

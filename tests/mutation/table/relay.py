@@ -214,11 +214,19 @@ MUTATIONS = (
         tests=("tests/unit/relay/test_addresses.py",),
     ),
     Mutation(
+        name="a connection that comes as a relay closes stays open",
+        rule="a relay that has closed holds nothing",
+        where="node.relay.accepting:begin.over",
+        old="if not is_begun:",
+        new="if False:",
+        tests=(f"{SERVER}::test_a_connection_that_comes_as_the_relay_closes_is_closed",),
+    ),
+    Mutation(
         name="a moment without descriptors ends a socket towards a relay",
         rule="what listens goes on after an error of this machine",
         where="node.relay.accepting:connections",
-        old="            continue\n",
-        new="            return\n",
+        old="await asyncio.sleep(ACCEPT_AGAIN_S)\n            continue\n",
+        new="await asyncio.sleep(ACCEPT_AGAIN_S)\n            return\n",
         tests=("tests/unit/relay/test_addresses.py",),
     ),
 )

@@ -132,16 +132,16 @@ def test_a_socket_towards_a_relay_outlives_a_moment_without_descriptors(
 
     async def main() -> None:
         loop, num_left = asyncio.get_running_loop(), 3
-        accept = loop.sock_accept
+        accept = socket.socket.accept
 
-        async def accepts(listening: socket.socket) -> tuple[socket.socket, object]:
+        def accepts(listening: socket.socket) -> tuple[socket.socket, object]:
             nonlocal num_left
             num_left -= 1
             if num_left >= 0:
                 raise OSError(errno.EMFILE, "Too many open files")
-            return await accept(listening)
+            return accept(listening)
 
-        monkeypatch.setattr(loop, "sock_accept", accepts)
+        monkeypatch.setattr(socket.socket, "accept", accepts)
         forwarder = Forwarder(site("a"), Relayed("b", free_address()), REAL, lambda relay: None)
         running = asyncio.create_task(forwarder.run())
         with closing(socket.socket(socket.AF_UNIX)) as calling:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import ssl
@@ -474,6 +475,22 @@ def test_grpc_comes_to_a_site_by_a_socket_of_its_own_process() -> None:
         await server.stop(None)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_steps", range(6))
+def test_a_connection_that_comes_as_the_relay_closes_is_closed(num_steps: int) -> None:
+    """However far the loop has come with it: else pytest finds a socket that nobody has closed."""
+
+    async def main() -> None:
+        async with relaying() as relay:
+            connection = socket.create_connection(parse_address(relay.address))
+            connection.setblocking(False)
+            for _ in range(num_steps):
+                await asyncio.sleep(0)
+        await comes_to_nothing(connection)
+
+    asyncio.run(main())
+    gc.collect()
 
 
 def test_a_relay_is_reached_through_an_http_proxy() -> None:
