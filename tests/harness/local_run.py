@@ -71,8 +71,9 @@ def in_plain_text(address: str) -> str:
 
 def _begin(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes] | Forked:
     begins = len(GUARDED) + 1
-    if tuple(command[:begins]) == (sys.executable, *GUARDED) and (warm := warm_start()).fits(environment):
-        return warm.start(command[begins:], environment)
+    arguments = list(command[begins:])
+    if tuple(command[:begins]) == (sys.executable, *GUARDED) and (warm := warm_start(arguments)).fits(environment):
+        return warm.start(arguments, environment)
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

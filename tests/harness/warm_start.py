@@ -24,9 +24,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from tests.harness import warm_ranks
 from tests.harness.namespace import NAMESPACE
+from tests.harness.warm_ranks import ROOM, ROOM_VARIABLE
 
 MAX_MESSAGE_BYTES = 1 << 20
+OF_RANKS = ("torch", "torch.distributed.fsdp", "atoll.node.worker.trainer")
+OF_NODES = (["node"], ["join"])
+WITHOUT_TORCH = "plain_worker.py"
+"""A worker that does not import it."""
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 READY = b"ready"
 LOST = "the process that is forked has ended; what it said is among the output of the tests"
@@ -78,13 +84,13 @@ class Forked:
 class WarmStart:
     """The side of the tests."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_torch: bool = False) -> None:
         self._environment = lasting(os.environ)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "tests.harness.warm_start", str(theirs.fileno())],
-                env={**os.environ, **ONE_THREAD},
+                [sys.executable, "-m", "tests.harness.warm_start", str(theirs.fileno()), str(has_torch), ROOM],
+                env={**os.environ, **ONE_THREAD, ROOM_VARIABLE: ROOM},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -143,13 +149,15 @@ class WarmStart:
 
 
 @functools.cache
-def _servers() -> itertools.cycle[WarmStart]:
+def _servers(has_torch: bool) -> itertools.cycle[WarmStart]:
     """For each process of tests, from its first use on. Two, so that the processes of a run do not all hash alike."""
-    return itertools.cycle([WarmStart(), WarmStart()])
+    return itertools.cycle([WarmStart(has_torch=has_torch), WarmStart(has_torch=has_torch)])
 
 
-def warm_start() -> WarmStart:
-    return next(_servers())
+def warm_start(arguments: Sequence[str] = ()) -> WarmStart:
+    """For a command with these `arguments`. Where a node's ranks may want it, torch is imported: `warm_ranks`."""
+    has_ranks = arguments[:1] in OF_NODES
+    return next(_servers(has_ranks and not any(word.endswith(WITHOUT_TORCH) for word in arguments)))
 
 
 def lasting(environment: Mapping[str, str]) -> dict[str, str]:
@@ -197,13 +205,17 @@ def _become(output: int, *, arguments: list[str], environment: dict[str, str], f
     os.environ.clear()
     os.environ.update(environment)
     sys.argv[1:] = arguments
+    if arguments[:1] in OF_NODES:
+        warm_ranks.begin_beside_node()
 
 
-def _import_all() -> None:
+def _import_all(has_torch: bool) -> None:
     from atoll.cli.main import make_parser
     from atoll.node.daemon.peers import prepare_kernels
 
     for module in ("atoll.coordinator.main", "atoll.node.daemon.main"):
+        importlib.import_module(module)
+    for module in OF_RANKS if has_torch else ():
         importlib.import_module(module)
     make_parser()  # which reads the help from the sources
     prepare_kernels()
@@ -214,7 +226,13 @@ def _import_all() -> None:
 if __name__ == "__main__":
     from tests.harness import guarded, loop_guard
 
-    _import_all()
     loop_guard.install(ends_process=True)
-    _serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.exit(guarded.run())
+    _import_all(has_torch=sys.argv[2] == "True")
+    rank = None
+    try:
+        _serve(socket.socket(fileno=int(sys.argv[1])))
+    except warm_ranks.Becomes as becomes:
+        rank = becomes.command
+    if rank is None:
+        sys.exit(guarded.run())
+    warm_ranks.become(rank)
