@@ -63,8 +63,6 @@ class Restore:
 
     num_sites: int | None = None
     """That have to; None: more than half of those that were in the run, as far as is known."""
-    to_commit: int | None = None
-    """Nothing of the run's way beyond it counts: a commit that follows is missing. None: the newest."""
 
 
 DATABASES = ("postgresql://", "postgres://")

@@ -270,7 +270,7 @@ async def serve(
         )
         if restore is not None:
             seal = Seal(authority.secret if authority is not None else b"", settings.run_id)
-            restoring = Restoring(settings, store, machine, security=security, seal=seal, restore=restore)
+            restoring = Restoring(settings, store, machine, security=security, seal=seal, num_sites=restore.num_sites)
             if leading is not None:
                 leading.start(stack)
             if not await _restored(restoring, config, settings.run_id, asked, say):

@@ -15,7 +15,6 @@ from typing import Any
 import grpc
 
 from atoll.coordinator import calls, limits, rows
-from atoll.coordinator.config import Restore
 from atoll.coordinator.core import restored
 from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.events import Answer, CommitRecord, Record
@@ -68,7 +67,7 @@ class _Heard:
 class Restoring:
     """`start`, wait for `restored`, `stop`; then the store is as if it had been here all the time.
 
-    `restore`: what a person wants of it.
+    `num_sites`: how many have to tell, see `Restore`.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Restoring:
         *,
         security: Security,
         seal: Seal,
-        restore: Restore | None = None,
+        num_sites: int | None = None,
     ) -> None:
         self._store = store
         self._copy: Persisted = store.begin(settings)
@@ -88,10 +87,10 @@ class Restoring:
         self._machine = machine
         self._security = security
         self._seal = seal
-        self._num_sites, self._to_commit = (restore.num_sites, restore.to_commit) if restore else (None, None)
+        self._num_sites = num_sites
         self._found: dict[int, tuple[Deposit, Row]] = {}
-        self._rows: list[Row] = []  # of these, in order, up to where the run is to go on
-        self._dropped: list[Row] = []  # and beyond that
+        self._kept: list[tuple[Deposit, Row]] = []  # of these, in order, what counts
+        self._rows: list[Row] = []
         self._heard: dict[tuple[str, bytes], _Heard] = {}  # by site and certified key: none takes another one's place
         self._told: set[str] = set()  # those of them that have told, and whose key counts
         self._calls = calls.Paced()
@@ -155,14 +154,13 @@ class Restoring:
 
     def _keep(self) -> str:
         """In a thread. What came of it, in words."""
-        found = [self._found[seq] for seq in sorted(self._found)]
-        deposits = [deposit for deposit, row in found if not self._is_dropped(row)]
+        deposits = [deposit for deposit, _ in self._kept]
         voided = self._voided()
         term = max([self._copy.term, *(seq >> rows.TERM_BITS for seq in self._found)]) + restored.PASSED_OVER
         wall_s = self._machine.wall_time()
 
         def settle(folded: Persisted) -> tuple[Record, ...]:
-            return restored.settled(self._settings, folded, voided, self._rows, wall_s=wall_s, dropped=self._dropped)
+            return restored.settled(self._settings, folded, voided, self._rows, wall_s)
 
         self._store.restore(term, deposits, settle)
         last = restored.newest(self._last(), self._rows)
@@ -170,9 +168,6 @@ class Restoring:
             f"restored from what {len(self._told)} sites had kept ({', '.join(sorted(self._told))}): the copy was of "
             f"commit {self._last()}, the run goes on from commit {last}"
         )
-
-    def _is_dropped(self, row: Row) -> bool:
-        return self._to_commit is not None and restored.is_after(row, self._to_commit)
 
     def _voided(self) -> dict[int, CommitRecord]:
         left = restored.left_of_copy(self._last(), self._rows)
@@ -197,23 +192,18 @@ class Restoring:
         """Of what there must have been, what nobody has shown; empty if nothing. Of what they hold sites that are
         `known` can say what they like: a person who has said how many sites are to be enough goes on from what there
         is, and what sites hold beyond it is void."""
-        to = self._to_commit
-        if to is not None and to < (left := restored.left_of_copy(self._last(), self._rows)):
-            return f"the copy is of commit {left}, beyond --restore-to {to}: `atoll rollback` goes back from there"
-        if missing := restored.missing(self._last(), self._rows, to or 0):
-            otherwise = f"where no other site will come, --restore-to {missing[0] - 1} goes on without what follows"
-            return f"{restored.in_words(self._copy, missing, self._rows)}: {otherwise}"
+        if missing := restored.missing(self._last(), self._rows):
+            return restored.in_words(self._copy, missing, self._rows)
         claims: dict[tuple[int, int], list[str]] = defaultdict(list)  # many say the same
         for (name, _), heard in sorted(self._heard.items()) if self._num_sites is None else ():
             if heard.held is not None and name in known and self._counts(name, heard.key_digest):
                 claims[heard.held].append(name)
         for (branch, commit), names in claims.items():
             who, otherwise = ", ".join(names), "where that is not so, say how many sites are to be enough (--restore N)"
-            if restored.is_unknown(self._copy, [*self._rows, *self._dropped], branch):
+            if restored.is_unknown(self._copy, self._rows, branch):
                 what = f"to have gone back to an earlier commit with others (branch {branch}), of which nobody tells"
                 return f"said {what}, by {who}: {otherwise}"
             held = restored.held(self._copy, self._rows, branch, commit)
-            held = held if to is None else min(held, to)
             if missing := restored.missing(self._last(), self._rows, held):
                 what = restored.in_words(self._copy, missing, self._rows)
                 return f"said to hold commit {held}, by {who}: {otherwise}; {what}"
@@ -229,9 +219,10 @@ class Restoring:
 
     def _look(self) -> None:
         """Whether that is enough; in words, too."""
-        found = [self._found[seq][1] for seq in sorted(self._found)]
-        self._rows = [row for row in found if not self._is_dropped(row)]
-        self._dropped = [row for row in found if self._is_dropped(row)]
+        found = [self._found[seq] for seq in sorted(self._found)]
+        given_up = restored.given_up([row for _, row in found])
+        self._kept = [one for place, one in enumerate(found) if place not in given_up]
+        self._rows = [row for _, row in self._kept]
         self._known = restored.members(self._settings, self._copy, self._rows, self._machine.wall_time())
         has_told = [(name, heard.key_digest) for (name, _), heard in self._heard.items() if heard.has_told]
         self._told = {name for name, key_digest in has_told if self._counts(name, key_digest)}

@@ -18,12 +18,12 @@ from atoll.coordinator.core.persisted import Key, Persisted, Row, changes
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import invites
 from atoll.protocol.errors import StateError
-from atoll.protocol.messages import LineRanges
 from atoll.protocol.settings import RunSettings
 
 PASSED_OVER = 1_000
 """Terms, branches, syncs and ids of sites: more than were given since the newest that anybody kept."""
 REASON = "the coordinator was restored from an old copy of its store"
+OF_THE_WAY = (e.CommitRecord, e.AttestationRecord, e.RollbackRecord)
 OF_MEMBERS = (
     e.SiteRecord, e.ForgetRecord, e.ResetRecord, e.BanRecord, e.BanLiftedRecord, e.InviteRecord, e.InviteForgottenRecord
 )  # fmt: skip
@@ -80,6 +80,19 @@ def known_sites(copy: Persisted, records: Sequence[Row]) -> frozenset[str]:
     return frozenset(names - banned)
 
 
+def given_up(records: Sequence[Row]) -> frozenset[int]:
+    """Which of these, by place, an earlier restore from the same copy had not heard of: from the first rollback in a
+    branch that it did not know, and the end of the run. What it did then has taken their place."""
+    found: set[int] = set()
+    rollbacks = {i: r for i, r in enumerate(records) if isinstance(r, e.RollbackRecord)}
+    for end in (i for i, r in rollbacks.items() if r.reason == REASON):
+        newest_known = rollbacks[end].branch - 1 - PASSED_OVER
+        begin = next(i for i, r in rollbacks.items() if r.branch > newest_known)
+        found |= {i for i in range(begin, end) if isinstance(records[i], OF_THE_WAY)}
+        found |= {i for i in range(end) if isinstance(records[i], e.FinishedRecord)}
+    return frozenset(found)
+
+
 def since(records: Sequence[Row]) -> list[e.CommitRecord]:
     """The commits that were not rolled back, in order. There are none of before the copy."""
     found: list[e.CommitRecord] = []
@@ -116,17 +129,6 @@ def missing(last: int, records: Sequence[Row], held: int = 0) -> range:
     return range(first, end)
 
 
-def is_after(record: Row, commit: int) -> bool:
-    """Whether it is of the run's way beyond that commit. What is about sites and people is not."""
-    match record:
-        case e.CommitRecord():
-            return record.commit.commit > commit
-        case e.AttestationRecord() | e.RollbackRecord() | e.FinishedRecord():
-            return record.commit > commit
-        case _:
-            return False
-
-
 def held(copy: Persisted, records: Sequence[Row], branch: int, commit: int) -> int:
     """The highest commit that the run must have, as a site in that branch says that it holds `commit`: what was rolled
     back since need not be there."""
@@ -155,26 +157,15 @@ def in_words(copy: Persisted, numbers: range, records: Sequence[Row]) -> str:
     )
 
 
-def _finish(run: Run, name: str, done: Sequence[LineRanges]) -> None:
-    for line in done:
-        try:
-            run.ledger.finish_unheard(line.line, line.ranges)
-        except StateError as error:
-            raise StateError(f"{name}: {error}") from None
-
-
 def settled(
     settings: RunSettings,
     folded: Persisted,
     voided: Mapping[int, e.CommitRecord],
     records: Sequence[Row],
-    *,
     wall_s: float,
-    dropped: Sequence[Row] = (),
 ) -> tuple[e.Record, ...]:
     """What has to be kept beside `records`, which are in `folded` by now. `voided`: commits of the copy that have been
-    rolled back since. `dropped`: of the time since as well, and not kept. Raises StateError if samples would count
-    twice."""
+    rolled back since. Raises StateError if samples would count twice."""
     run = Run(settings, folded, 0.0, wall_s)
     if run.manifest is None and (run.started or run.log.attested):
         raise StateError("the copy is of before the run had a model: take one from after its first site was admitted")
@@ -184,17 +175,16 @@ def settled(
     for record in voided.values():
         for line in record.commit.done:
             run.ledger.void(line.line, line.ranges)
-    for record in since(records):
-        _finish(run, f"commit {record.commit.commit}", record.commit.done)
-    rollbacks = [r for r in records if isinstance(r, e.RollbackRecord)]
-    while rollbacks:
-        undone = rollbacks.pop(0)
-        skipped = undone.skipped
-        if any(r.reason == REASON for r in rollbacks):  # which may not have heard of it, and gave them out again
-            skipped = tuple(replace(part, ranges=run.ledger.not_done(part.line, part.ranges)) for part in skipped)
-        _finish(run, f"the rollback to commit {undone.commit}", skipped)
+    found = [(f"commit {r.commit.commit}", r.commit.done) for r in since(records)]
+    found += [(f"the rollback to commit {r.commit}", r.skipped) for r in records if isinstance(r, e.RollbackRecord)]
+    for name, done in found:
+        for line in done:
+            try:
+                run.ledger.finish_unheard(line.line, line.ranges)
+            except StateError as error:
+                raise StateError(f"{name}: {error}") from None
     run.persist_ledger()
-    run.has_used(max([run.last_sync, *(r.commit.sync for r in dropped if isinstance(r, e.CommitRecord))]) + PASSED_OVER)
+    run.has_used(run.last_sync + PASSED_OVER)
     last_id = run.members.last_id + PASSED_OVER
     run.persist(e.ForgetRecord(site_ids=(), last_site_id=last_id, last_sync=run.last_sync))
     for opened in folded.all(e.OpenRecord):
@@ -202,9 +192,7 @@ def settled(
             run.note_abandoned(opened.open.sync, REASON)
     if (run.started or run.log.last) and run.finished is None:
         last, changed_json = run.log.last, run.changes.changed_json
-        branches = [run.branch, *(r.branch for r in dropped if isinstance(r, e.RollbackRecord))]
-        passed_over = max(branches) - run.branch + PASSED_OVER
-        rollback.go_back(run, last, run.log.attested.get(last, b""), REASON, holders=(), passed_over=passed_over)
+        rollback.go_back(run, last, run.log.attested.get(last, b""), REASON, holders=(), passed_over=PASSED_OVER)
         if changed_json != run.changes.changed_json:  # set since that commit, which is the last one still
             run.changes.take(changed_json)
             run.persist(e.ChangedRecord(changed_json))

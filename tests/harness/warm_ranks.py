@@ -4,7 +4,9 @@ A rank's start costs two seconds of a core and more, nearly all of it the import
 A node that is itself a fork (`warm_start`) has a child beside it, which runs no thread and waits. For each process that
 the node starts this child makes a fork of itself that is a child of the node, as what the node starts is: with its
 session, its pipes, its environment and its command, also in /proc, where the node looks for them. It is the guard of
-node/daemon/child.py, and what that one becomes goes on here, without exec, if it is Python.
+node/daemon/child.py, and what that one becomes goes on here, without exec, if it is Python. All ranks of a node have
+the same seed of hashes, and the guard of event loops; those of the launcher's own tests (`test_parallel_sites.py`) are
+executed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import ctypes
 import fcntl
 import json
 import os
+import resource
 import runpy
 import signal
 import socket
@@ -24,8 +27,6 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from tests.harness.namespace import NAMESPACE
-
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_FDS = 16
 ROOM = "x" * (1 << 15)
@@ -35,11 +36,15 @@ BESIDE_A_NODE = [sys.executable, "-m", "tests.harness.warm_ranks"]
 """The command, as /proc has it, of the process that waits there; there is no such module to run."""
 READ_AT_IMPORT = ("GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "PYTHON", "TORCH_")
 """Beginnings of variables that libraries, or Python, look at as they start."""
-SET_BY_THE_NODE = ("NUMBA_NUM_THREADS",)
-"""No kernel has threads."""
+UNBUFFERED = "PYTHONUNBUFFERED"
+SET_BY_THE_NODE = ("NUMBA_NUM_THREADS", UNBUFFERED)
+"""No kernel has threads, and the process that is forked has the other one."""
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
 _CLONE_PARENT = 0x00008000
 _PR_SET_PDEATHSIG = 1
+
+
+_execvp = os.execvp
 
 
 class Becomes(BaseException):
@@ -84,12 +89,18 @@ class WarmRanks:
         tied = [sys.executable, "-I", "-S", child.__file__, "--"]
         if list(command[: len(tied)]) != tied or not _is_python(command[len(tied) :]) or not self._fits(env):
             return subprocess.Popen(command, env=env, stdout=stdout, pass_fds=pass_fds, **other)
-        request = {"command": list(command), "environment": dict(env), "fds": list(pass_fds), "folder": os.getcwd()}
+        request = {
+            "command": list(command),
+            "environment": dict(env),
+            "fds": list(pass_fds),
+            "folder": os.getcwd(),
+            "most_fds": resource.getrlimit(resource.RLIMIT_NOFILE),
+        }
         socket.send_fds(self._connection, [json.dumps(request).encode()], [stdout.fileno(), *pass_fds])
         return Rank(int(self._connection.recv(64)))
 
     def _fits(self, environment: Mapping[str, str]) -> bool:
-        return NAMESPACE not in environment and _looked_at(environment) == self._environment
+        return _looked_at(environment) == self._environment
 
 
 def _looked_at(environment: Mapping[str, str]) -> dict[str, str]:
@@ -131,32 +142,47 @@ def _serve(server: socket.socket, node: int) -> None:
         message, descriptors, _, _ = socket.recv_fds(server, MAX_MESSAGE_BYTES, MAX_FDS)
         if not message:
             break
+        is_shown, shows = os.pipe()
         pid = _libc().syscall(_SYS_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
         if pid == 0:
             ctypes.pythonapi.PyOS_AfterFork_Child()
-            _guard(descriptors, **json.loads(message))
-        for fd in descriptors:
+            _guard(shows, descriptors, **json.loads(message))
+        for fd in (shows, *descriptors):
             os.close(fd)
+        os.read(is_shown, 1)  # its end: /proc has the fork's own marks, or there is no fork any more
+        os.close(is_shown)
         server.send(str(pid).encode())
     os._exit(0)
 
 
 def _guard(
-    descriptors: list[int], *, command: list[str], environment: dict[str, str], fds: list[int], folder: str
+    shows: int,
+    descriptors: list[int],
+    *,
+    command: list[str],
+    environment: dict[str, str],
+    fds: list[int],
+    folder: str,
+    most_fds: tuple[int, int],
 ) -> NoReturn:
-    """What subprocess.Popen and exec do, and then what child.py does. Raises Becomes in what it guards."""
+    """What subprocess.Popen and exec do, and then what child.py does. `shows` is closed once /proc has the command.
+    Raises Becomes in what it guards."""
     from atoll.node.daemon import child
 
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 1000) for fd in descriptors]  # where no fd is wanted
+    os.dup2(descriptors[0], 2)  # for errors
+    resource.setrlimit(resource.RLIMIT_NOFILE, most_fds)
+    above = max((2, *fds)) + 1
+    shows, *high = (fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in (shows, *descriptors))  # where no fd is wanted
     for given, wanted in zip((high[0], *high), (2, 1, *fds), strict=True):
         os.dup2(given, wanted)
-    _close_all_but({0, 1, 2, *fds})
+    _close_all_but({0, 1, 2, shows, *fds})
     os.chdir(folder)
     os.environ.clear()  # nothing points to where /proc has them from here on
     os.environ.update(environment)
     _show(arguments=command, variables=os.environ)
+    os.close(shows)
     os.execvp = _become  # type: ignore[assignment]
     try:
         child.main(command[command.index(child.__file__) + 1 :])
@@ -168,6 +194,7 @@ def _guard(
 
 
 def _become(file: str, command: list[str]) -> NoReturn:
+    os.execvp = _execvp
     raise Becomes(command)
 
 

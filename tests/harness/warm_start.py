@@ -26,7 +26,7 @@ from typing import IO
 
 from tests.harness import warm_ranks
 from tests.harness.namespace import NAMESPACE
-from tests.harness.warm_ranks import ROOM, ROOM_VARIABLE
+from tests.harness.warm_ranks import ROOM, ROOM_VARIABLE, UNBUFFERED
 
 MAX_MESSAGE_BYTES = 1 << 20
 OF_RANKS = ("torch", "torch.distributed.fsdp", "atoll.node.worker.trainer")
@@ -90,7 +90,7 @@ class WarmStart:
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "tests.harness.warm_start", str(theirs.fileno()), str(has_torch), ROOM],
-                env={**os.environ, **ONE_THREAD, ROOM_VARIABLE: ROOM},
+                env={**os.environ, **ONE_THREAD, ROOM_VARIABLE: ROOM, UNBUFFERED: "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -205,7 +205,7 @@ def _become(output: int, *, arguments: list[str], environment: dict[str, str], f
     os.environ.clear()
     os.environ.update(environment)
     sys.argv[1:] = arguments
-    if arguments[:1] in OF_NODES:
+    if arguments[:1] in OF_NODES and NAMESPACE not in environment:  # which the node enters alone
         warm_ranks.begin_beside_node()
 
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +21,8 @@ import pytest
 
 from atoll.cli.main import main
 from atoll.coordinator import admin, restoring, rows
-from atoll.coordinator.config import Restore
 from atoll.coordinator.core import restored
-from atoll.coordinator.core.events import BanRecord, CommitRecord, PausedRecord, Record, StopRecord
+from atoll.coordinator.core.events import BanRecord, CommitRecord, PausedRecord, Record, RollbackRecord, StopRecord
 from atoll.coordinator.core.persisted import Persisted, Row
 from atoll.coordinator.core.restored import PASSED_OVER
 from atoll.coordinator.lease import Claim
@@ -48,7 +47,7 @@ from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import POLL_S, LocalRun, Process, guarded_with
 from tests.harness.memory_store import MemoryStore
 from tests.process.test_coordinator_session import Client
-from tests.unit.coordinator.test_restored import a_run, commit
+from tests.unit.coordinator.test_restored import a_run
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--step-delay-s", "0.02"]
 MODEL = [*WORKER, "--tensors", "w=30x40,b=10", *LEASED]
@@ -61,6 +60,8 @@ SETTINGS = RunSettings(
     sync=SyncSettings(every=10, chunk_elements=1000, codec="fp32"),
 )
 LIMIT_S = 60.0
+
+pytestmark = pytest.mark.timeout(180)
 
 
 def committed(count: int) -> Callable[[dict[str, Any]], bool]:
@@ -244,7 +245,7 @@ def test_what_no_coordinator_has_made_counts_for_nothing(
     }
 
     async def main() -> None:
-        started = Restoring(settings, copy, Machine(), security=PLAIN, seal=seal, restore=Restore(2))
+        started = Restoring(settings, copy, Machine(), security=PLAIN, seal=seal, num_sites=2)
         address = await started.start("127.0.0.1:0")
         work = asyncio.create_task(started.restored())
         last = copy.last_seq()
@@ -295,15 +296,17 @@ def test_who_tells_while_it_is_kept_is_too_late(monkeypatch: pytest.MonkeyPatch)
         assert goes_on.wait(LIMIT_S)
         restore(term, deposits, settle)
 
-    def follows(*given: Any, **named: Any) -> tuple[Record, ...]:
-        followed.extend(given[3])
-        return settled(*given, **named)
+    def follows(
+        of: RunSettings, folded: Persisted, voided: Mapping[int, CommitRecord], records: Sequence[Row], wall_s: float
+    ) -> tuple[Record, ...]:
+        followed.extend(records)
+        return settled(of, folded, voided, records, wall_s)
 
     monkeypatch.setattr(copy, "restore", waits)
     monkeypatch.setattr(restored, "settled", follows)
 
     async def main() -> None:
-        started = Restoring(settings, copy, Machine(), security=PLAIN, seal=seal, restore=Restore(1))
+        started = Restoring(settings, copy, Machine(), security=PLAIN, seal=seal, num_sites=1)
         address = await started.start("127.0.0.1:0")
         work = asyncio.create_task(started.restored())
         for name, deposit in (("a", in_time), ("b", late)):
@@ -320,6 +323,33 @@ def test_who_tells_while_it_is_kept_is_too_late(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(main())
     assert followed == [PausedRecord("a rest")]
     assert copy.begin(settings).one(StopRecord) is None
+
+
+def test_what_an_earlier_restore_has_given_up_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One site has kept what no earlier restore had heard: that the run went back to before the commit of the copy."""
+    monkeypatch.setattr(restoring, "OTHERS_S", 0.0)
+    seal, (story, copy) = Seal(b"", "run"), a_run()
+    first = RollbackRecord(branch=1, commit=0, voided=(1,), reason="by hand")
+    restore = RollbackRecord(branch=1 + PASSED_OVER, commit=1, voided=(), reason=restored.REASON)
+    last = copy.last_seq()
+    told = [seal.sealed(rows.deposit_of(r, last + n, 2.0)) for n, r in enumerate((first, restore), 1)]
+
+    async def main() -> None:
+        started = Restoring(story.settings, copy, Machine(), security=PLAIN, seal=seal, num_sites=1)
+        address = await started.start("127.0.0.1:0")
+        work = asyncio.create_task(started.restored())
+        site = Site(address, "a")
+        site.keeps(told)
+        assert await site.ended()
+        await site.close()
+        async with asyncio.timeout(LIMIT_S):
+            await work
+        await started.stop()
+
+    asyncio.run(main())
+    kept = copy.begin(story.settings)
+    assert [r.commit.commit for r in kept.all(CommitRecord)] == [1]
+    assert [r.branch for r in kept.all(RollbackRecord)] == [1 + PASSED_OVER, 2 * (1 + PASSED_OVER)]
 
 
 # --- what sites say to hold
@@ -386,54 +416,6 @@ def test_who_is_banned_hears_it_in_plain_text_too() -> None:
     asyncio.run(main())
 
 
-def test_a_person_goes_on_from_before_a_commit_that_nobody_has_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 2 to 5 commit 3 is missing: sites enough have told, and the coordinator waits, and says how a person goes on.
-    What is told beyond that commit, and what sites hold, is void."""
-    monkeypatch.setattr(restoring, "OTHERS_S", 0.0)
-    story, copy = a_run()
-    for number in range(1, 5):
-        samples = {"a": f"{10 * number}-{10 * number + 9}", "b": f"{60 + number}-{60 + number}"}
-        commit(story, f"s{number}", f"s{number + 1}", **samples)
-    seal = Seal(b"", "run")
-    assert isinstance(story.store, MemoryStore)
-    kept = [seal.sealed(deposit) for deposit in story.store.deposits_after(copy.last_seq(), 1 << 30)]
-    lost = [d for d in kept if isinstance(r := rows.decode(d.record, d.body), CommitRecord) and r.commit.commit == 3]
-
-    async def main(restore: Restore, told: Sequence[Deposit]) -> tuple[str, MemoryStore | None]:
-        store = copy.copied()
-        started = Restoring(story.settings, store, Machine(), security=PLAIN, seal=seal, restore=restore)
-        address = await started.start("127.0.0.1:0")
-        work = asyncio.create_task(started.restored())
-        for name in "ab":
-            site = Site(address, name)
-            site.keeps(told, has_state=True, last_commit=5, state_hash=bytes(32))
-            assert await site.ended()
-            await site.close()
-        state = await state_of(address) if not work.done() else ""
-        if "is missing" in state or "are missing" in state or "beyond" in state:
-            assert not work.done()
-            work.cancel()
-        else:
-            async with asyncio.timeout(LIMIT_S):
-                await work
-        await started.stop()
-        return state, store if work.done() else None
-
-    some = [deposit for deposit in kept if deposit not in lost]
-    for waiting in (Restore(), Restore(2)):
-        waits, _ = asyncio.run(main(waiting, some))
-        assert "commit 3 is missing: of the run's steps from " in waits
-        assert "--restore-to 2 goes on without what follows" in waits
-    assert "commit 3 is missing" in asyncio.run(main(Restore(2, 4), some))[0]
-    assert "commits 6 to 7 are missing" in asyncio.run(main(Restore(2, 7), kept))[0]
-    assert "the copy is of commit 1, beyond --restore-to 0" in asyncio.run(main(Restore(2, 0), some))[0]
-    for goes_on in (Restore(None, 2), Restore(2, 2)):
-        _, store = asyncio.run(main(goes_on, some))
-        assert store is not None
-        commits = store.begin(story.settings).all(CommitRecord)
-        assert [r.commit.commit for r in commits] == [1, 2]
-
-
 @pytest.mark.parametrize("is_branch", [False, True])
 def test_what_one_site_alone_says_to_hold_is_said_with_its_name_and_a_person_goes_on_without_it(
     monkeypatch: pytest.MonkeyPatch, is_branch: bool
@@ -444,9 +426,7 @@ def test_what_one_site_alone_says_to_hold_is_said_with_its_name_and_a_person_goe
     lie = {**HOLDS_ALL, "last_commit": 1, "branch": 7} if is_branch else HOLDS_ALL
 
     async def main(num_sites: int | None) -> str:
-        started = Restoring(
-            story.settings, copy, Machine(), security=PLAIN, seal=Seal(b"", "run"), restore=Restore(num_sites)
-        )
+        started = Restoring(story.settings, copy, Machine(), security=PLAIN, seal=Seal(b"", "run"), num_sites=num_sites)
         address = await started.start("127.0.0.1:0")
         work = asyncio.create_task(started.restored())
         await said(address, "a", has_state=True, last_commit=1, state_hash=bytes(32))

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import grpc
 from google.protobuf.message import Message
 
-from atoll.coordinator.config import CoordinatorConfig, Restore
+from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import CommitRecord, Output, Persist, Record, Report, WeightsRecord
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.lease import Claim, Leading, LeaseHeld
@@ -300,7 +300,7 @@ class SimCoordinator:
         """An operator does not wait for ever for a site that hangs."""
         seal = Seal(b"", settings.run_id)
         for num_sites in (None, 1):
-            restoring = Restoring(settings, store, self._machine, security=PLAIN, seal=seal, restore=Restore(num_sites))
+            restoring = Restoring(settings, store, self._machine, security=PLAIN, seal=seal, num_sites=num_sites)
             await restoring.start(ADDRESS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RESTORED_WITHIN_S if num_sites is None else None):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +31,8 @@ def own() -> dict[str, object]:
         "is parent": int(os.environ["ATOLL_PARENT_PID"]) == own,
         "session": [os.getsid(0) == os.getppid(), os.getpgid(0) == os.getppid()],
         "threads": len(os.listdir("/proc/self/task")),
+        "most files": resource.getrlimit(resource.RLIMIT_NOFILE),
+        "is unbuffered": isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.write_through,
         "folder": os.getcwd(),
     }
 

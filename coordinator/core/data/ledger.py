@@ -182,11 +182,6 @@ class Ledger:
         self._changed["done", number, (0, 0)] = None
         self._note_line(number)
 
-    def not_done(self, number: int, ranges: Iterable[DataRange]) -> tuple[DataRange, ...]:
-        """What of these positions no commit lists."""
-        line = self.lines.get(number)
-        return Ranges(ranges).minus(line.done.as_tuple() if line is not None else ()).as_tuple()
-
     def void(self, number: int, ranges: Iterable[DataRange]) -> None:
         """The commit that listed them counts no longer: they are open again."""
         line = self.lines[number]

@@ -108,13 +108,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "many have to (default: more than half of those that were in the run)",
     )
     parser.add_argument(
-        "--restore-to",
-        type=int,
-        metavar="COMMIT",
-        help="with --restore, where nobody has kept a commit that others follow (the log says which): go on from this "
-        "one, before it; what sites hold beyond it is void",
-    )
-    parser.add_argument(
         "--tensorboard",
         metavar="DIR",
         help="write the curves of the run and of its sites there, for TensorBoard; "
@@ -153,25 +146,22 @@ def run(args: argparse.Namespace) -> int:
     settings, config, parent = prepare(args)
     handler.setFormatter(formatter(settings.run_id))
     say = logging.getLogger("atoll.coordinator").info if args.log_format == "json" else to_stdout
-    restore = _restore(args)
+    restore = _restore(args.restore)
     transport.run(serve(config, settings, resume_parent=parent, restore=restore, newest=newest, say=say))
     return 0
 
 
-def _restore(args: argparse.Namespace) -> Restore | None:
+def _restore(given: int | str | None) -> Restore | None:
     """Raises ConfigError."""
     from atoll.coordinator.config import Restore
 
-    num_sites, to_commit = args.restore, args.restore_to
-    if to_commit is not None and (num_sites is None or to_commit < 0):
-        raise ConfigError(f"--restore-to {to_commit}: a commit, of the run that `--restore` restores")
-    if num_sites is None:
+    if given is None:
         return None
-    if num_sites == MORE_THAN_HALF:
-        return Restore(None, to_commit)
-    if num_sites < 1:
-        raise ConfigError(f"--restore {num_sites}: one site has to say what it kept, or without a number most of them")
-    return Restore(num_sites, to_commit)
+    if isinstance(given, str):
+        return Restore()
+    if given < 1:
+        raise ConfigError(f"--restore {given}: one site has to say what it kept, or without a number most of them")
+    return Restore(given)
 
 
 def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, dict[str, Any] | None]:
@@ -184,7 +174,7 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
     flags = given(args, FLAGS)
     if args.restore is not None and args.resume is not None:
         raise ConfigError("--restore is for a copy of the run's own database, and --resume for a new run: choose one")
-    _restore(args)
+    _restore(args.restore)
     store_path = default_store(args.path)
     if args.store is not None and args.store.startswith(DATABASES):
         flags["store"] = args.store

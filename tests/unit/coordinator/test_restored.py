@@ -102,15 +102,13 @@ def commit(story: Story, state: str, following: str, **data: str) -> None:
         story.applied(name, story.view.last_commit, following)
 
 
-def go_on(
-    story: Story, copy: MemoryStore, deposits: Sequence[Deposit] | None = None, to_commit: int | None = None
-) -> Story:
+def go_on(story: Story, copy: MemoryStore, deposits: Sequence[Deposit] | None = None) -> Story:
     """With the copy, and what sites have kept; all of it, if nothing else is said."""
     if deposits is None:
         assert isinstance(story.store, MemoryStore)
         deposits = story.store.deposits_after(copy.last_seq(), LARGE)
-    dropped = [r for r in rows_of(deposits) if to_commit is not None and restored.is_after(r, to_commit)]
-    deposits = [d for d in deposits if rows.decode(d.record, d.body) not in dropped]
+    given_up = restored.given_up(rows_of(deposits))
+    deposits = [deposit for place, deposit in enumerate(deposits) if place not in given_up]
     records = rows_of(deposits)
     before = copy.begin(story.settings)
     commits = before.all(e.CommitRecord)
@@ -118,7 +116,7 @@ def go_on(
     voided = {r.commit.commit: r for r in commits if r.commit.commit > left}
 
     def settle(folded: Persisted) -> tuple[e.Record, ...]:
-        return restored.settled(story.settings, folded, voided, records, wall_s=1.0, dropped=dropped)
+        return restored.settled(story.settings, folded, voided, records, 1.0)
 
     copy.restore(before.term + restored.PASSED_OVER, deposits, settle)
     again = Story(story.settings, store=copy)
@@ -266,7 +264,7 @@ def test_samples_that_would_count_twice_leave_the_copy_as_it_is(tmp_path: Path) 
         later = [replace(d, seq=last + 10 * n) for n, d in enumerate(deposits, 1)]
 
         def settle(folded: Persisted) -> tuple[e.Record, ...]:
-            return restored.settled(story.settings, folded, {}, [found], wall_s=1.0)
+            return restored.settled(story.settings, folded, {}, [found], 1.0)
 
         with pytest.raises(StateError, match="commit 1: positions of line 0 are done twice"):
             store.restore(term + 1000, later, settle)
@@ -316,77 +314,88 @@ def test_commits_of_which_a_restored_run_had_not_heard_stay_void_in_the_next_one
     assert second.done_samples() == again.done_samples()
 
 
-def test_what_follows_a_commit_that_nobody_has_kept_is_void_where_a_person_says_so() -> None:
-    """Commits 2 and 3 are not there, and neither counts what came after them: 4, a rollback to it that skips samples,
-    5, and the end of the run."""
-    story, copy = a_run()
-    for number in range(1, 5):
-        samples = {"a": f"{10 * number}-{10 * number + 9}", "b": f"{60 + number}-{60 + number}"}
-        commit(story, f"s{number}", f"s{number + 1}", **samples)
-    story.ask_to_go_back(4, skip_samples=True)
-    story.rebuilt("a", "s4")
+def on_from(again: Story, commit_and_state: tuple[int, str]) -> None:
+    """a and b come to a run that was restored."""
     for name in "ab":
-        story.connect(name, state=(4, "s4"), branch=1)
-        story.offer(name)
-    story.happens(e.StopAsked("enough", request=7))
-    commit(story, "s4", "t5", a="100-104", b="65-69")
-    assert story.view.finished
+        again.connect(name, state=commit_and_state, branch=again.view.branch)
+        again.connect(name, state=commit_and_state, branch=again.view.branch, again=True)
+        again.offer(name)
+
+
+def kept_of(copy: MemoryStore, *stores: MemoryStore) -> Sequence[Deposit]:
+    """By a site that heard all of it."""
+    box = DepositBox(None)
+    for store in stores:
+        box.add(store.deposits_after(copy.last_seq(), LARGE))
+    return box.after(copy.last_seq())
+
+
+def test_a_rollback_of_which_a_restored_run_had_not_heard_is_none_in_the_next_one() -> None:
+    """The copy is of commit 2. The run went back to 1, skipped samples, and had another 2 and 3; who restored it knew
+    of none of that, and the run went on from 2, with another 3, in which some of these samples are. It skips its own
+    ones again. A restore of the same copy has the second way, all of it, and nothing of the first."""
+    story, _ = a_run()
     assert isinstance(story.store, MemoryStore)
-    gone = (2, 3)
-    deposits = [
-        d
-        for d in story.store.deposits_after(copy.last_seq(), LARGE)
-        if not (isinstance(r := rows.decode(d.record, d.body), e.CommitRecord) and r.commit.commit in gone)
-    ]
-    assert restored.missing(1, rows_of(deposits)) == range(2, 4)
-    again = go_on(story, copy, deposits, to_commit=1)
-    assert again.view.last_commit == 1
-    assert not again.view.finished, "at another commit"
-    assert again.done_samples() == ranges_of("0-9,50-59")
-    assert again.view.branch > story.view.branch + restored.PASSED_OVER
-
-
-def test_numbers_of_what_is_dropped_are_passed_over() -> None:
-    """However many there were, of syncs and of branches: a site may know them."""
-    story, copy = a_run()
-    far = 5 * restored.PASSED_OVER
-    sync = story.view.commits[-1].sync
-    last = copy.begin(story.settings).all(e.CommitRecord)[-1]
-    dropped: list[Row] = [
-        replace(last, commit=replace(last.commit, commit=9, sync=sync + far)),
-        e.RollbackRecord(branch=far, commit=9, voided=(10,), reason="?"),
-    ]
-    folded = copy.begin(story.settings)
-    kept = restored.settled(story.settings, folded, {}, [], wall_s=1.0, dropped=dropped)
-    (gone_back,) = [r for r in kept if isinstance(r, e.RollbackRecord)]
-    assert gone_back.branch > far
-    opened = [r.open.sync for r in kept if isinstance(r, e.OpenRecord)]
-    assert all(n > sync + far for n in opened)
-    assert max(r.last_sync for r in kept if isinstance(r, e.ForgetRecord)) > sync + far
-
-
-def test_what_a_rollback_skipped_that_a_restored_run_has_given_up_may_be_done_since() -> None:
-    """Commits 2 and 3 were rolled back to 2, and the samples of 3 skipped; a restored run that had not heard of it has
-    some of these in its commit. A restore of the same copy, with both, counts each once, and skips the rest."""
-    story, copy = a_run()
     commit(story, "s1", "s2", a="10-19", b="60-69")
-    commit(story, "s2", "s3", a="20-29", b="70-79")
-    story.ask_to_go_back(2, skip_samples=True)
-    story.rebuilt("a", "s2")
-    assert story.rollbacks[-1].skipped[0].ranges == ranges_of("20-29,70-79")
+    copy = story.store.copied()
+    story.ask_to_go_back(1, skip_samples=True)
+    story.rebuilt("a", "s1")
+    assert story.rollbacks[-1].skipped[0].ranges == ranges_of("10-19,60-69")
+    on_from(story, (1, "s1"))
+    story.wants("a", 30)
+    commit(story, "s1", "t2", a="20-24", b="80-84")
+    commit(story, "t2", "t3", a="25-29", b="85-89")
     first = copy.copied()
     again = go_on(story, first, [])
-    for name in "ab":
-        again.connect(name, state=(1, "s1"), branch=again.view.branch)
-        again.connect(name, state=(1, "s1"), branch=again.view.branch, again=True)
-        again.offer(name)
-    commit(again, "s1", "t2", a="10-24", b="70-74")
-    box = DepositBox(None)
-    box.add(story.store.deposits_after(copy.last_seq(), LARGE))
-    box.add(first.deposits_after(copy.last_seq(), LARGE))
-    second = go_on(again, copy, box.after(copy.last_seq()))
+    assert again.view.last_commit == 2
+    on_from(again, (2, "s2"))
+    commit(again, "s2", "u3", a="20-29", b="90-94")
+    assert isinstance(again.store, MemoryStore)
+    last_of_way = again.view.branch
+    second = go_on(again, copy.copied(), kept_of(copy, story.store, again.store))
+    assert second.view.last_commit == 3
+    assert second.done_samples() == again.done_samples() == ranges_of("0-29,50-69,90-94")
+    assert second.view.branch > last_of_way
+    again.ask_to_go_back(2, skip_samples=True)
+    again.rebuilt("a", "s2")
+    third = go_on(again, copy.copied(), kept_of(copy, story.store, again.store))
+    assert third.view.last_commit == 2
+    assert third.done_samples() == ranges_of("0-29,50-69,90-94"), "skipped on the way that counts"
+
+
+def test_what_a_restored_run_knew_counts_in_the_next_one() -> None:
+    """It had heard of the rollback, and of commit 2 after it."""
+    story, copy = a_run()
+    story.ask_to_go_back(0)
+    story.rebuilt("a", "s0")
+    on_from(story, (0, "s0"))
+    commit(story, "s0", "t1", a="0-4", b="70-79")
+    first = copy.copied()
+    assert isinstance(story.store, MemoryStore)
+    again = go_on(story, first, kept_of(copy, story.store))
+    assert again.done_samples() == ranges_of("0-4,70-79")
+    on_from(again, (1, "t1"))
+    assert isinstance(again.store, MemoryStore)
+    second = go_on(again, copy, kept_of(copy, story.store, again.store))
+    assert second.view.last_commit == 1
+    assert second.done_samples() == ranges_of("0-4,70-79")
+
+
+def test_an_end_of_which_a_restored_run_had_not_heard_is_none_in_the_next_one() -> None:
+    story, copy = a_run()
+    story.happens(e.StopAsked("enough", request=7))
+    commit(story, "s1", "s2", a="10-19", b="60-79")
+    assert story.view.finished
+    first = copy.copied()
+    again = go_on(story, first, [])
+    on_from(again, (1, "s1"))
+    commit(again, "s1", "t2", a="10-14", b="70-74")
+    assert isinstance(story.store, MemoryStore)
+    assert isinstance(again.store, MemoryStore)
+    second = go_on(again, copy, kept_of(copy, story.store, again.store))
+    assert not second.view.finished
     assert second.view.last_commit == 2
-    assert second.done_samples() == ranges_of("0-29,50-59,70-79")
+    assert second.done_samples() == again.done_samples()
 
 
 def test_a_copy_of_before_the_model_is_refused() -> None:

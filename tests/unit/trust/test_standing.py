@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from atoll.coordinator.authority import Authority
-from atoll.coordinator.config import CoordinatorConfig, Restore
+from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import BanAsked, InviteAsked, TakeBackAsked
 from atoll.coordinator.lease import Leading, Standby
 from atoll.coordinator.restoring import Restoring
@@ -143,7 +143,7 @@ def test_while_a_coordinator_is_restored_whoever_wants_a_certificate_or_news_tri
         assert found is not None
         tls = MutualTls("run", coordinators.authority.shown())
         seal = Seal(coordinators.authority.secret, "run")
-        restoring = Restoring(SETTINGS, coordinators.store, Machine(), security=tls, seal=seal, restore=Restore(1))
+        restoring = Restoring(SETTINGS, coordinators.store, Machine(), security=tls, seal=seal, num_sites=1)
         await restoring.start(address)
         standing = Standing(found, home / enrolled.FOLDER, (address,), Machine())
         async with AsyncExitStack() as stack:
