@@ -9,6 +9,8 @@ import pytest
 from tests.harness.chaos import LARGE, LARGE_WORKER, LIMIT_S, ChaosRun, settings
 from tests.harness.local_run import Status
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def state_of(status: Status, name: str) -> str:
     return next(str(site["state"]) for site in status["sites"] if site["name"] == name)

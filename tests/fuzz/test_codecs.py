@@ -14,6 +14,8 @@ from atoll.protocol.codecs.table import TABLE
 from atoll.protocol.errors import InvalidMessage
 from tests.harness.fuzzing import damaged, fuzz, peak_bytes
 
+pytestmark = pytest.mark.timeout(600)  # kernels are compiled before it, where no cache has them
+
 CODECS = list(kernels.ARITHMETIC)
 HAS_VALUES = {codec: TABLE[codec].plain is not None for codec in CODECS}
 DTYPES = {codec: "F32" if has_values else "U8" for codec, has_values in HAS_VALUES.items()}

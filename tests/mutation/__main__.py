@@ -73,7 +73,8 @@ class Tree:
         options = ["-q", "-x", "--no-header", "--tb=line", "--disable-plugin-autoload", "-pno:cacheprovider"]
         options += [f"-p{name}" for name in PLUGINS]
         options += ["--hypothesis-profile=mutation"]
-        # A mutation may let a test hang. A signal in the middle of grpc's polling may end the process without a word.
+        # A mutation may let a test hang; tests that take long have a limit of their own. A signal in the middle of
+        # grpc's polling may end the process without a word.
         options += ["-o", "timeout=20", "-o", "timeout_method=thread"]
         options += [
             "-W",

@@ -6,6 +6,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from atoll.protocol.errors import RefusedError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
@@ -21,6 +23,8 @@ SETTINGS = RunSettings(
     sync=SyncSettings(every=10, chunk_elements=1000, codec="fp32"),
 )
 LIMIT_S = 60.0
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_a_node_whose_coordinator_is_another_runs_now_ends_and_says_so(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from atoll.protocol.errors import HostError, RefusedError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
@@ -22,6 +24,8 @@ SETTINGS = RunSettings(
     sync=SyncSettings(every=15, chunk_elements=1000, codec="fp32"),
 )
 LIMIT_S = 150.0
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def atoll(run: LocalRun, *arguments: str) -> Process:

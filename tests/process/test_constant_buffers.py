@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
 from atoll.protocol.settings import RunSettings
@@ -15,6 +16,7 @@ from tests.harness.local_run import LocalRun
 SCRIPT = Path(__file__).parents[1] / "workers" / "torch_worker.py"
 SETTINGS = RunSettings(run_id="run", steps=60, min_sites=3, time_limits="local", sync=SyncSettings(every=3))
 LIMIT_S = 150.0
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_constant_buffers_keep_every_bit_through_a_run(tmp_path: Path) -> None:

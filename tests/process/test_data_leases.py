@@ -13,11 +13,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.harness import chaos
 from tests.harness.chaos import LIMIT_S, WORKER, ChaosRun, command_line, descendants
 from tests.harness.data_account import NUM_SAMPLES, TRACE, assert_every_sample_counts_once
 
 SETTINGS = replace(chaos.SETTINGS, min_sites=2)
+
+pytestmark = pytest.mark.timeout(600)
 
 
 @contextmanager

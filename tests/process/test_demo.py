@@ -34,6 +34,8 @@ TLS = b"\x16\x03"
 PRIVATE_KEY = re.compile(rb"-----BEGIN PRIVATE KEY-----\n.*?-----END PRIVATE KEY-----\n", re.DOTALL)
 no_wires = available()
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def left_behind(folder: Path) -> list[str]:
     """Command lines of running processes that name `folder`."""

@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from atoll.cli import doctor_links
 from atoll.cli.client import fetch_status
 from atoll.node.daemon.doctor import Verdict
@@ -15,6 +17,7 @@ from tests.harness.local_run import LocalRun
 from tests.harness.sockets import free_address
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
+pytestmark = pytest.mark.timeout(600)
 SPEED = r"[\d.]+ ms there and back, [\d.e+]+ Mbit/s up, [\d.e+]+ Mbit/s down"
 
 

@@ -30,6 +30,8 @@ from tests.harness.sockets import free_address
 from tests.process.test_catchup import records
 from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, assert_equal_at_the_end
 
+pytestmark = pytest.mark.timeout(600)
+
 
 class Transfer:
     """A fetch of one site whose donors have addresses that nobody can connect to, and a coordinator between them."""

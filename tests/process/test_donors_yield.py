@@ -6,12 +6,16 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.peers.uplink import EXCHANGE_BYTES_PER_DONOR_BYTE
 from atoll.protocol import wire
 from atoll.protocol.v1 import peer_pb2
 from tests.harness.sites import Run, Site, big_layout, run_all, small_layout, star_plan, until
 from tests.process.test_catchup import fetch, records
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def requested(site: Site, chunk: int) -> peer_pb2.FetchStateRequest:

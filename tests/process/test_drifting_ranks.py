@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from atoll.node.core.ranks.group import REPLICAS_EVERY_SYNCS
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.settings import RunSettings
@@ -12,6 +14,7 @@ from tests.harness.local_run import LocalRun
 
 LIMIT_S = 150.0
 RANKS = Path(__file__).parents[1] / "workers" / "parallel_ranks.py"
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_the_site_stops_with_the_tensor_and_the_ranks(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ FRAGMENTS = [slice(0, 64), slice(64, 72)]
 STEP_S = "0.1"
 """In a window shorter than an exchange takes the last two commits would be taken in one step, and one not be seen."""
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.mark.parametrize("overlap_steps", [0, pytest.param(WINDOW, marks=pytest.mark.slow)])
 def test_each_commit_takes_its_fragment_and_leaves_the_other(tmp_path: Path, overlap_steps: int) -> None:

@@ -16,6 +16,8 @@ from tests.harness.chaos import ChaosRun
 
 SETTINGS = replace(chaos.SETTINGS, min_sites=2)
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def files_in(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (folder, *sorted(folder.rglob("*"))) if path.is_file()}

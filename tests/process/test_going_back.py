@@ -7,6 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from atoll.protocol.errors import HostError
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
@@ -25,6 +27,8 @@ SETTINGS = RunSettings(
     outer=OuterSettings(learning_rate=0.7, momentum=0.5),
 )
 LIMIT_S = 150.0
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def atoll(run: LocalRun, *arguments: str) -> Process:

@@ -50,6 +50,8 @@ BOTH = replace(SETTINGS, quorum=2, time_limits="wan")
 MATRICES = ("0.weight", "2.weight")
 F32 = npt.NDArray[Any]
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def committed(count: int) -> Callable[[Status], bool]:
     return lambda status: bool(status["last_commit"] >= count)

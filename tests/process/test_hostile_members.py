@@ -19,6 +19,8 @@ FOUND_OUT = {
     "waiting": r"could not exchange with {0} .*it says that it waits for sites",
 }
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.mark.parametrize(
     "kinds", [("mute", "ready"), pytest.param(("waiting", "waiting"), marks=pytest.mark.slow)], ids="-".join

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from atoll.coordinator import admin
 from atoll.node import host_protocol as hosts
@@ -25,6 +26,8 @@ from tests.harness.calls import write
 from tests.harness.local_run import GUARDED, LocalRun
 from tests.process.test_endpoints import LIMIT_S, SETTINGS, Sites, addresses_of_hosts, committed
 from tests.process.test_rotation import refusal_by
+
+pytestmark = pytest.mark.timeout(600)
 
 
 async def greeted(address: str, security: Security, site: str, **said: Any) -> AtollError | hosts.HostTold:

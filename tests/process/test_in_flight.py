@@ -20,6 +20,8 @@ LAST = STEPS - 1
 FRAGMENTS = [slice(64 * i, min(64 * i + 64, 200)) for i in range(NUM)]
 """Of the values: layer by layer."""
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.mark.parametrize(("merge", "alpha"), [("keep", 0.0), ("mix", 0.25)])
 def test_each_copy_takes_its_own_commits_and_no_other(tmp_path: Path, merge: str, alpha: float) -> None:

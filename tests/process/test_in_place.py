@@ -9,12 +9,16 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from atoll.coordinator import admin
 from tests.harness.chaos import LIMIT_S, PLAIN_WORKER, ChaosRun, settings
 from tests.harness.data_account import LEASED
 
 WORKER = [sys.executable, str(PLAIN_WORKER), "--tensors", "a=30x4,b=20000", "--step-delay-s", "0.02", *LEASED]
 EVERY = 5
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def taken(run: ChaosRun, names: str) -> dict[int, dict[str, str]]:

@@ -16,6 +16,8 @@ from tests.harness.local_run import LocalRun, Status
 LIMIT_S = 150.0
 SLOW = [sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40,b=10", "--step-delay-s", "0.02"]
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def committed(count: int) -> Callable[[Status], bool]:
     return lambda status: bool(status["last_commit"] >= count)

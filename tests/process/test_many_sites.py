@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
 from atoll.protocol.time_limits import time_limits
@@ -16,6 +18,7 @@ NUM_SYNCS = 4
 LIMIT_S = 150.0
 
 
+@pytest.mark.timeout(600)
 def test_all_of_many_sites_get_every_commit(tmp_path: Path) -> None:
     settings = RunSettings(
         run_id="load",

@@ -21,6 +21,8 @@ LIMIT_S = 150.0
 Line = dict[str, Any]
 F32 = npt.NDArray[np.float32]
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def as_f32(values: list[float]) -> F32:
     return np.array(values, np.float32)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from atoll.protocol.outer_settings import AUTO, OuterSettings
 from tests.harness.local_run import LocalRun
 from tests.process.test_runs import LIMIT_S, SETTINGS, WORKER
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def outer_of(run: LocalRun) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from atoll.node.dataplane.hugging_face_export import export
@@ -31,6 +32,7 @@ SETTINGS = RunSettings(
 LIMIT_S = 150.0
 
 
+@pytest.mark.timeout(600)
 def test_all_sites_start_from_the_folder_that_one_brings(tmp_path: Path) -> None:
     pretrained = Transformer(MODEL, seed=7)
     saved, folder, place = tmp_path / "saved", tmp_path / "hf", tmp_path / "run"

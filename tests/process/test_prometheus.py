@@ -43,6 +43,8 @@ NOT_IN_A_FAST_RUN = {
 }
 """Said where exchanges take long enough to be measured."""
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def promtool(*arguments: str, folder: Path = RULES) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -14,6 +14,8 @@ from tests.harness.local_run import LocalRun
 from tests.process.test_relay import start_relay
 from tests.process.test_secured_runs import LIMIT_S, MODEL, SETTINGS, atoll
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def hidden(address: str) -> str:
     """The same, by a name that nobody but the proxy knows."""

@@ -19,6 +19,8 @@ from tests.harness.sites import Run, Site, small_layout
 from tests.harness.sockets import free_address
 from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, assert_equal_at_the_end
 
+pytestmark = pytest.mark.timeout(600)
+
 
 class Found:
     """What a prober says, awaited one change at a time."""

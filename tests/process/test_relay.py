@@ -23,6 +23,8 @@ from tests.harness.local_run import LocalRun, Process
 from tests.harness.sockets import free_address
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def start_relay(run: LocalRun, listen: str = "", *extra: str, prefix: Sequence[str] = ()) -> tuple[Process, str]:
     """The process, and its address; the relay has joined the run."""

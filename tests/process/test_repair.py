@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from atoll.protocol.outer_settings import OuterSettings
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.sync_settings import SyncSettings
@@ -25,6 +27,8 @@ SETTINGS = RunSettings(
     outer=OuterSettings(learning_rate=0.7, momentum=0.5),
 )
 LIMIT_S = 150.0
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def committed(count: int) -> Callable[[Status], bool]:

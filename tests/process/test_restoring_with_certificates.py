@@ -35,6 +35,8 @@ from tests.unit.trust.test_standing import SETTINGS, Coordinators
 
 LIMIT_S = 60.0
 
+pytestmark = pytest.mark.timeout(600)
+
 
 async def enters(server: CoordinatorServer, name: str, role: str = "site") -> Handshake:
     answer = await server.ask(InviteAsked(role=role, name=name))

@@ -26,6 +26,8 @@ from tests.process.test_endpoints import Sites
 from tests.process.test_relay import start_relay
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def until_done(run: LocalRun, *arguments: str) -> Process:
     """The command, again as long as it is refused."""

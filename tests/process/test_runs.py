@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from atoll.coordinator import admin
 from atoll.protocol.errors import HostError, NonFiniteError, WorkerError
 from atoll.protocol.outer_settings import OuterSettings
@@ -37,6 +39,8 @@ SETTINGS = RunSettings(
     outer=OuterSettings(learning_rate=0.7, momentum=0.5),
 )
 LIMIT_S = 150.0
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def committed(count: int) -> Callable[[Status], bool]:

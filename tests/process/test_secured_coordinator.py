@@ -27,6 +27,8 @@ LIMIT_S = 30.0
 MAX_UNREAD = 32
 """Megabytes, by far more than gRPC takes for a call that nobody reads."""
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @asynccontextmanager
 async def watching(server: CoordinatorServer, handshake: transport.Handshake) -> AsyncIterator[Any]:

@@ -46,6 +46,8 @@ SETTINGS = RunSettings(
 FOREVER = replace(SETTINGS, steps=100_000)
 LIMIT_S = 150.0
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def atoll(run: LocalRun, *arguments: str) -> Process:
     process = run.start(arguments[0], [sys.executable, "-m", "tests.harness.guarded", *arguments])

@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from atoll.protocol.sample_order import SampleOrder
 from tests.harness import chaos
 from tests.harness.chaos import LIMIT_S, ChaosRun
@@ -19,6 +21,8 @@ EVERY = chaos.SETTINGS.sync.every
 STEPS = 2 * EVERY + 2
 """Of each shard at least: it is in progress over two windows."""
 TOKENS_A_STEP = 2
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def begun(trace: Path) -> list[tuple[int, int]]:

@@ -9,11 +9,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.harness import slurm
 from tests.harness.local_run import LocalRun, Process
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "site.sbatch"
+
+pytestmark = pytest.mark.timeout(600)
 
 
 OPTIONS = ["--launcher", "exec", "--threads", "1", "--", *MODEL]

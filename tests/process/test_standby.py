@@ -42,7 +42,7 @@ SETTINGS = RunSettings(
 LIMIT_S = 150.0
 """Of a hang: on a machine with twenty processes a core the start of three nodes alone has taken a minute."""
 
-pytestmark = postgresql.needed
+pytestmark = [pytest.mark.timeout(600), postgresql.needed]
 
 
 class Coordinator:

@@ -34,6 +34,8 @@ SETTINGS = RunSettings(
 )
 LIMIT_S = 150.0
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def committed(count: int) -> Callable[[Status], bool]:
     return lambda status: bool(status["last_commit"] >= count)

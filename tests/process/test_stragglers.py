@@ -6,6 +6,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.chaos import PLAIN_WORKER, SETTINGS
 from tests.harness.local_run import LocalRun
@@ -15,6 +17,8 @@ LIMIT_S = 150.0
 TOKENS = 5
 """A step, of the plain worker."""
 EVERY = 10
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_a_straggler_receives_and_contributes_all_its_tokens_and_the_values_are_those_of_a_replay(

@@ -8,10 +8,14 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from atoll.protocol import traces
 from tests.harness.collector import Collector, Received, collecting
 from tests.harness.local_run import LocalRun
 from tests.process.test_secured_runs import LIMIT_S, MODEL, SETTINGS
+
+pytestmark = pytest.mark.timeout(600)
 
 NUM_COMMITS = 4
 RUN = replace(SETTINGS, steps=NUM_COMMITS * SETTINGS.sync.every, quorum=2, time_limits="wan")

@@ -7,6 +7,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from atoll.coordinator.tracking.tensorboard import scalar
 from atoll.protocol.figures import PHASES
 from atoll.protocol.settings import RunSettings
@@ -31,6 +33,7 @@ SETTINGS = RunSettings(
     sync=SyncSettings(every=4, codec="fp32", log_commits=512),
 )
 TAG = "val_loss of the outer parameters"
+pytestmark = pytest.mark.timeout(600)
 
 
 def steps_told(board: Path, site: str) -> list[int]:

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.harness import booted
 from tests.harness.booted import Booted
 
@@ -27,7 +29,7 @@ SCRIPT = "-- /opt/atoll-source/tests/workers/torch_worker.py --step-delay-s 0.1"
 WATCHDOG_S = 10
 """In place of the 30 and 60 of the units."""
 
-pytestmark = booted.needed
+pytestmark = [booted.needed, pytest.mark.timeout(600)]
 
 
 def blocks() -> Iterator[list[str]]:

@@ -15,6 +15,8 @@ from atoll.protocol.effects import check_effects
 from tests.simulation import audits
 from tests.simulation.some import seeds
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.mark.parametrize("seed", range(40))
 def test_each_shape_is_of_a_run_that_may_begin(seed: int) -> None:

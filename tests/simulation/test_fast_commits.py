@@ -13,6 +13,8 @@ from tests.harness.coordinator_questions import of_server
 from tests.simulation.sites import GROUPED, MANIFEST
 from tests.simulation.world import Shape, World, draw_shape_of, play
 
+pytestmark = pytest.mark.timeout(600)
+
 SITES = "site1", "site2", "site3"
 JOINER = SITES[-1]
 BYTES_PER_S = 100e3

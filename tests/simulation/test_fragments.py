@@ -11,6 +11,8 @@ from atoll.node.core.events import MergeMode
 from tests.simulation.test_overlap import on_a_slow_network
 from tests.simulation.world import Shape, draw_shape_of
 
+pytestmark = pytest.mark.timeout(600)
+
 EVERY = 8
 NUM_CYCLES = 3
 

@@ -15,6 +15,8 @@ from tests.simulation.faults import FAULTS, Fault
 from tests.simulation.some import seeds
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
+pytestmark = pytest.mark.timeout(600)
+
 NUM, EVERY = 4, 8
 WINDOW = EVERY // NUM
 NUM_CYCLES = 5

@@ -6,10 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from tests.simulation import audits
 from tests.simulation.__main__ import one
 from tests.simulation.some import seeds
 from tests.simulation.world import Shape, draw_shape_of, in_gradients
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def by_influence(shape: Shape) -> Shape:

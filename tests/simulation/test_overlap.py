@@ -12,6 +12,8 @@ from atoll.node.core.events import MergeMode
 from tests.simulation.some import seeds
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
+pytestmark = pytest.mark.timeout(600)
+
 EVERY = 4
 NUM_SYNCS = 6
 

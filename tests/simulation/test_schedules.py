@@ -43,6 +43,8 @@ from tests.simulation.processes import SimDataPlane
 from tests.simulation.some import seeds
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play, with_a_straggler
 
+pytestmark = pytest.mark.timeout(600)
+
 NUM_SCHEDULES = 200
 PARTS = 10
 PARTS_IN_TEST = 2

@@ -12,6 +12,8 @@ from tests.simulation.faults import Fault, draw_faults
 from tests.simulation.sites import MANIFEST as SMALL
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
+pytestmark = pytest.mark.timeout(600)
+
 THIN = "site1"
 THIN_BYTES_PER_S = 200e3
 EVERY = 8

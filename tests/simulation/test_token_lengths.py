@@ -17,6 +17,8 @@ from tests.simulation.test_fragments import a_shape
 from tests.simulation.test_overlap import on_a_slow_network
 from tests.simulation.world import draw_shape_of, in_tokens
 
+pytestmark = pytest.mark.timeout(600)
+
 STEPS = 24
 EACH = 3
 """Schedules of each number of fragments."""

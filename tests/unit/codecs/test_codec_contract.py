@@ -31,6 +31,8 @@ from atoll.protocol.codecs.table import BUNDLE, CODECS, DENSE, TABLE, UNCHANGED
 from atoll.protocol.errors import InvalidMessage, NonFiniteError, SelfTestFailed
 from atoll.protocol.spec import most_bundled
 
+pytestmark = pytest.mark.timeout(600)  # a kernel that is in no cache is compiled at its first use
+
 Floats = npt.NDArray[np.float32]
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 

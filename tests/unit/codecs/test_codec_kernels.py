@@ -20,6 +20,8 @@ from atoll.protocol.codecs.table import DENSE, INT8
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError
 from tests.harness import reference_codecs
 
+pytestmark = pytest.mark.timeout(600)  # a kernel that is in no cache is compiled at its first use
+
 Floats = npt.NDArray[np.float32]
 SMALLEST_NORMAL = np.float32(2.0**-126)
 

@@ -30,6 +30,8 @@ from atoll.protocol.codecs.table import BUNDLE, SPARSE
 from atoll.protocol.errors import InvalidMessage, NonFiniteError, SelfTestFailed
 from tests.harness import reference_codecs
 
+pytestmark = pytest.mark.timeout(600)  # a kernel that is in no cache is compiled at its first use
+
 Floats = npt.NDArray[np.float32]
 WIDTHS = {
     0: 64, 1: 64, 63: 1, 64: 64, 65: 65, 300: 100, 4096: 4096, 4097: 1, 9000: 90, 8192: 128, 12800: 128, 24576: 192

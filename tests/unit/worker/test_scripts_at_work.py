@@ -40,6 +40,7 @@ INDUCTOR = pytest.param(
     "inductor",
     marks=[
         pytest.mark.slow,
+        pytest.mark.timeout(600),
         pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch.jit, which inductor imports
         pytest.mark.skipif(which("g++") is None, reason="torch.compile needs a C++ compiler: g++"),
     ],
