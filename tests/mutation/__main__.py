@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -123,9 +124,17 @@ def judge(tree: Tree, mutation: Mutation) -> Verdict:
             caught_by = f"a hang of {' '.join(mutation.tests)}"
         elif code != TESTS_FAILED or not failed:
             problem = "no test could say anything:\n" + "\n".join(output.splitlines()[-8:])
+        elif lacks := lacking(tree.folder, output):
+            problem = f"no test could say anything: COPIED has no {lacks}"
         else:
             caught_by = failed[0].removeprefix("FAILED ").split(" - ")[0].split("::")[-1]
     return Verdict(mutation=mutation, problem=problem, caught_by=caught_by, wall_s=time.monotonic() - began)
+
+
+def lacking(folder: Path, output: str) -> str:
+    """A file of the repository that a test wanted, and this copy of it has not; empty if there is none."""
+    found = re.findall(rf"No such file or directory: '{re.escape(str(folder))}/([^']+)'", output)
+    return next((name for name in found if not name.startswith("tmp/") and (ROOT / name).exists()), "")
 
 
 def _compiled_with(path: Path) -> list[Path]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutation.__main__ import lacking
 from tests.mutation.mutation import DoesNotFit, Mutation
 
 SOURCE = """
@@ -83,3 +84,13 @@ def test_what_does_not_fit_says_which_mutation_and_where_its_text_is(
     with pytest.raises(DoesNotFit) as refusal:
         mutation(where, old).source_in(root)
     assert str(refusal.value) == f"'the name' does not fit: its text, once in {where}, is {found}:\n{old}"
+
+
+def test_a_file_that_a_copy_of_the_repository_lacks_catches_nothing(tmp_path: Path) -> None:
+    def of(name: str) -> str:
+        return f"FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path}/{name}'"
+
+    assert lacking(tmp_path, of("Makefile")) == "Makefile"
+    assert not lacking(tmp_path, of("tmp/of_a_test")), "a test's own"
+    assert not lacking(tmp_path, of("no/such/file")), "nor has the repository"
+    assert not lacking(tmp_path, "AssertionError")
