@@ -35,7 +35,6 @@ class PostgresqlStore(SqlStore):
     """
 
     for_update = " FOR UPDATE"
-    takes_long = "SET LOCAL idle_in_transaction_session_timeout = '10min'"
 
     def __init__(self, database: Database) -> None:
         super().__init__()
@@ -135,6 +134,9 @@ class PostgresqlStore(SqlStore):
 
     def _explained(self) -> AbstractContextManager[None]:
         return explained(self.where)
+
+    def _may_take_long(self) -> None:
+        self._execute("SET LOCAL idle_in_transaction_session_timeout = '10min'")
 
     def _is_in_transaction(self) -> bool:
         """A session that broke is in none: the server has ended it."""

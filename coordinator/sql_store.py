@@ -62,9 +62,6 @@ class SqlStore(ABC):
     for_update = ""
     """Behind a SELECT of a row that this transaction then changes."""
 
-    takes_long = ""
-    """In a transaction: that its statements may be far apart."""
-
     def __init__(self) -> None:
         self._seq = 0
         """The last one that was given."""
@@ -84,6 +81,9 @@ class SqlStore(ABC):
 
     @abstractmethod
     def _is_in_transaction(self) -> bool: ...
+
+    def _may_take_long(self) -> None:  # noqa: B027 -- to a file it is all the same
+        """In a transaction: its statements may be far apart."""
 
     @abstractmethod
     def copy_to(self, path: Path) -> None: ...
@@ -203,8 +203,7 @@ class SqlStore(ABC):
 
     def restore(self, term: int, deposits: Sequence[Deposit], settle: Callable[[Persisted], Sequence[Record]]) -> None:
         with self._explained(), self._readable(), self._transaction():
-            if self.takes_long:
-                self._execute(self.takes_long)
+            self._may_take_long()
             total = self._total_at(self._begun_term)
             (run,) = self._all(RunRecord)
             for deposit in deposits:

@@ -13,7 +13,7 @@ from tests.harness.small_disk import small_disk
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(400),
     pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root"),
 ]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.harness.chaos import LARGE, LARGE_WORKER, LIMIT_S, ChaosRun, settings
 from tests.harness.local_run import Status
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def state_of(status: Status, name: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.chaos import LIMIT_S, ChaosRun, settings
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 TORCH_WORKER = (str(Path(__file__).parents[1] / "workers" / "torch_worker.py"), "--step-delay-s", "0.02")
 HARDWARE: dict[str, tuple[dict[str, str], str]] = {

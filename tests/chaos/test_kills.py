@@ -10,7 +10,7 @@ import pytest
 from atoll.node.daemon.rank_commands import STORE_MODULE
 from tests.harness.chaos import LARGE, LARGE_WORKER, LIMIT_S, ChaosRun, command_line, descendants, settings
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 TORCH_WORKER = (str(Path(__file__).parents[1] / "workers" / "torch_worker.py"), "--step-delay-s", "0.02")
 

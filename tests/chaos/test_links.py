@@ -15,7 +15,7 @@ from tests.harness.links import CutShort, FlipBit, Spoiler, relay_in_front, rela
 from tests.harness.relay import Relay
 from tests.harness.sockets import free_address
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 SETTINGS = settings(min_sites=2)
 

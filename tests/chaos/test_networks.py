@@ -20,7 +20,7 @@ BITS_PER_S = 1_000_000_000
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(400),
     pytest.mark.skipif(bool(netns.available()), reason=f"network namespaces: {netns.available()}"),
 ]
 

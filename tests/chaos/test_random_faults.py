@@ -10,7 +10,7 @@ from tests.harness.soak import play
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(280)
 @pytest.mark.parametrize("seed", [11])
 def test_a_run_outlives_random_faults(tmp_path: Path, seed: int) -> None:
     assert play(tmp_path, seed, num_faults=8).total() == 8

@@ -24,7 +24,7 @@ SETTINGS = RunSettings(
 )
 LIMIT_S = 60.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(150)
 
 
 def test_a_node_whose_coordinator_is_another_runs_now_ends_and_says_so(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.process import test_endpoints as endpoints
 from tests.process import test_gradients as gradients
 from tests.process.test_hostile_members import HOSTILE_NODE
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 HONEST = "abc"
 
 

@@ -25,7 +25,7 @@ SETTINGS = RunSettings(
 )
 LIMIT_S = 150.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def atoll(run: LocalRun, *arguments: str) -> Process:

@@ -26,7 +26,7 @@ from atoll.protocol.v1 import common_pb2, peer_pb2
 from tests.harness.local_run import LocalRun
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, WORKER
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 CHUNK_ELEMENTS, NUM_CHUNKS = 1 << 18, 16
 MODEL = [*WORKER, "--tensors", "a=2048x2048"]

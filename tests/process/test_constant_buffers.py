@@ -16,7 +16,7 @@ from tests.harness.local_run import LocalRun
 SCRIPT = Path(__file__).parents[1] / "workers" / "torch_worker.py"
 SETTINGS = RunSettings(run_id="run", steps=60, min_sites=3, time_limits="local", sync=SyncSettings(every=3))
 LIMIT_S = 150.0
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def test_constant_buffers_keep_every_bit_through_a_run(tmp_path: Path) -> None:

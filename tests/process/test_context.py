@@ -8,7 +8,7 @@ from tests.harness.rank_lines import told_by
 
 CLOSE = {"float64": 1e-13, "float32": 5e-6, "bfloat16": 0.05}
 """Of values around 1, against fp64. bf16 has 8 bits of mantissa."""
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])

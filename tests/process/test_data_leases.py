@@ -21,7 +21,7 @@ from tests.harness.data_account import NUM_SAMPLES, TRACE, assert_every_sample_c
 
 SETTINGS = replace(chaos.SETTINGS, min_sites=2)
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ TLS = b"\x16\x03"
 PRIVATE_KEY = re.compile(rb"-----BEGIN PRIVATE KEY-----\n.*?-----END PRIVATE KEY-----\n", re.DOTALL)
 no_wires = available()
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def left_behind(folder: Path) -> list[str]:

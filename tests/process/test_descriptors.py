@@ -48,7 +48,7 @@ def idle_connections(address: str, source: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("num_sites", CROWDS)
 def test_many_sites_on_a_soft_limit_of_1024(tmp_path: Path, num_sites: int) -> None:
     assert descriptors.raise_limit() > num_sites + descriptors.RESERVED, "this process connects that often itself"
@@ -80,7 +80,7 @@ def test_many_sites_on_a_soft_limit_of_1024(tmp_path: Path, num_sites: int) -> N
         asyncio.run(play())
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(420)
 def test_idle_connections_end_no_node_and_close_no_page(tmp_path: Path) -> None:
     """With a hard limit that they exceed. A site at the address of the idle connections has to wait until their time is
     over, and joins. The page is looked at from another address: one that opens too many is turned away there."""

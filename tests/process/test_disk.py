@@ -38,7 +38,7 @@ LIMIT_S = 150.0
 SMALL_FILES_BYTES = 1 << 20
 """More than key, manifest and journal of a short run."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def committed(count: int) -> Callable[[Status], bool]:

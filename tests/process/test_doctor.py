@@ -17,7 +17,7 @@ from tests.harness.local_run import LocalRun
 from tests.harness.sockets import free_address
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 SPEED = r"[\d.]+ ms there and back, [\d.e+]+ Mbit/s up, [\d.e+]+ Mbit/s down"
 
 

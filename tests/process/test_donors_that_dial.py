@@ -30,7 +30,7 @@ from tests.harness.sockets import free_address
 from tests.process.test_catchup import records
 from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, assert_equal_at_the_end
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 class Transfer:

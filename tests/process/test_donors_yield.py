@@ -15,7 +15,7 @@ from atoll.protocol.v1 import peer_pb2
 from tests.harness.sites import Run, Site, big_layout, run_all, small_layout, star_plan, until
 from tests.process.test_catchup import fetch, records
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(120)
 
 
 def requested(site: Site, chunk: int) -> peer_pb2.FetchStateRequest:

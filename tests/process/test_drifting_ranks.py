@@ -14,7 +14,7 @@ from tests.harness.local_run import LocalRun
 
 LIMIT_S = 150.0
 RANKS = Path(__file__).parents[1] / "workers" / "parallel_ranks.py"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def test_the_site_stops_with_the_tensor_and_the_ranks(tmp_path: Path) -> None:

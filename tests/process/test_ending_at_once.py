@@ -32,7 +32,7 @@ SETTINGS = RunSettings(
 LIMIT_S = 60.0
 SLACK_S = 60.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(150)
 
 STUCK_STORE = """
 import sys, threading

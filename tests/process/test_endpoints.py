@@ -25,7 +25,7 @@ TENSORS = "a=40x30,b=900,c=20x40,d=7,e=33x33,k=:lowest,n=12:mean,z=50:frozen"
 LIMIT_S = 150.0
 SETTINGS = RunSettings(run_id="hosts", steps=60, min_sites=3, data="some text", time_limits="local", seed=3)
 SIGN1 = SyncSettings(every=10, chunk_elements=500, codec="sign1", down="bf16", error_feedback=1.0)
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 class Sites:

@@ -18,7 +18,7 @@ from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, committed
 SIGN1 = SyncSettings(every=10, chunk_elements=1000, codec="sign1", down="bf16", error_feedback=1.0)
 TOPK2 = SyncSettings(every=10, chunk_elements=1000, codec="topk2", error_feedback=0.95)
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(150)
 
 
 def error_commits(run: LocalRun, name: str) -> list[tuple[int, list[int]]]:

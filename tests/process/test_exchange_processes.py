@@ -34,7 +34,7 @@ from tests.process.test_endpoints import (
     contributes,
 )
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 WORKER = [sys.executable, PLAIN_WORKER, "--tensors", TENSORS, "--shard", "--fingerprint", "x"]
 LONG = replace(SETTINGS, steps=5000, min_sites=2, quorum=1, sync=SIGN1)
 

@@ -21,7 +21,7 @@ FRAGMENTS = [slice(0, 64), slice(64, 72)]
 STEP_S = "0.1"
 """In a window shorter than an exchange takes the last two commits would be taken in one step, and one not be seen."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.parametrize("overlap_steps", [0, pytest.param(WINDOW, marks=pytest.mark.slow)])

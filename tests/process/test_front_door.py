@@ -34,7 +34,7 @@ RUN_LIMIT_S = 100.0
 HELLO = b"\x16 hello"
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(150)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from tests.harness.chaos import ChaosRun
 
 SETTINGS = replace(chaos.SETTINGS, min_sites=2)
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(150)
 
 
 def files_in(folder: Path) -> dict[Path, bytes]:

@@ -16,7 +16,7 @@ from tests.harness.data_account import LEASED
 LIMIT_S = 60.0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(120)
 def test_all_threads_of_a_node_that_compute_give_way_and_its_workers_do_not(tmp_path: Path) -> None:
     worker = [sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40", "--step-delay-s", "0.01", *LEASED]
     chosen = settings(min_sites=2)

@@ -50,7 +50,7 @@ BOTH = replace(SETTINGS, quorum=2, time_limits="wan")
 MATRICES = ("0.weight", "2.weight")
 F32 = npt.NDArray[Any]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(240)
 
 
 def committed(count: int) -> Callable[[Status], bool]:

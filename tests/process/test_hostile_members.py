@@ -19,7 +19,7 @@ FOUND_OUT = {
     "waiting": r"could not exchange with {0} .*it says that it waits for sites",
 }
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tests.harness.local_run import GUARDED, LocalRun
 from tests.process.test_endpoints import LIMIT_S, SETTINGS, Sites, addresses_of_hosts, committed
 from tests.process.test_rotation import refusal_by
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(150)
 
 
 async def greeted(address: str, security: Security, site: str, **said: Any) -> AtollError | hosts.HostTold:

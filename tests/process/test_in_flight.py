@@ -20,7 +20,7 @@ LAST = STEPS - 1
 FRAGMENTS = [slice(64 * i, min(64 * i + 64, 200)) for i in range(NUM)]
 """Of the values: layer by layer."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize(("merge", "alpha"), [("keep", 0.0), ("mix", 0.25)])

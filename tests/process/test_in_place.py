@@ -18,7 +18,7 @@ from tests.harness.data_account import LEASED
 WORKER = [sys.executable, str(PLAIN_WORKER), "--tensors", "a=30x4,b=20000", "--step-delay-s", "0.02", *LEASED]
 EVERY = 5
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def taken(run: ChaosRun, names: str) -> dict[int, dict[str, str]]:

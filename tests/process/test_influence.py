@@ -27,7 +27,7 @@ from tests.harness.commit_records import commits_of
 from tests.harness.local_run import GUARDED, LocalRun
 from tests.harness.sites import DTYPES, Run, Site, small_layout, star_plan, until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(180)
 BY_INFLUENCE = spec_of(SyncSettings(robust="gram"), 0, 0)
 INFLUENCES: tuple[int, ...] = (1 << 29, 1 << 28, 7)
 GROW = -200

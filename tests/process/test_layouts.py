@@ -20,7 +20,7 @@ BF16_OF_EXPERTS = {"loss": 0.2, "norm": 1.0, "gradients": 0.3, "values": 0.3}
 COMPILING_LIMIT_S = 900.0
 """Alone, a minute: the C++ compiler works for each stage in turn, for its forward and its backward pass. On a machine
 that has other work it took more than four."""
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(240)
 
 
 def held(num_ranks: int, layouts: list[str], limit_s: float = LIMIT_S) -> list[dict[str, Any]]:

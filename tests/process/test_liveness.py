@@ -16,7 +16,7 @@ from tests.harness.local_run import LocalRun, Status
 LIMIT_S = 150.0
 SLOW = [sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40,b=10", "--step-delay-s", "0.02"]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def committed(count: int) -> Callable[[Status], bool]:

@@ -25,7 +25,7 @@ SETTINGS = RunSettings(
 RESTORED = r" I run a \S+ \[rank 0\] atoll: the inner optimizer is restored from step (\d+) of the run"
 FRESH = r" I run a \S+ \[rank \d\] the optimizer has done \[\] steps"
 COUNTED = r" I run a \S+ \[rank \d\] the optimizer has done \[(\d+)\] steps"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def committed(number: int) -> Callable[[Status], bool]:

@@ -19,7 +19,7 @@ LIMIT_S = 100.0
 SETTINGS = RunSettings(
     run_id="doors", steps=40, min_sites=1, data="local", time_limits="local", sync=SyncSettings(every=10)
 )
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(200)
 
 
 @pytest.mark.parametrize(

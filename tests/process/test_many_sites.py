@@ -18,7 +18,7 @@ NUM_SYNCS = 4
 LIMIT_S = 150.0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(400)
 def test_all_of_many_sites_get_every_commit(tmp_path: Path) -> None:
     settings = RunSettings(
         run_id="load",

@@ -40,7 +40,7 @@ LAYOUTS_OF_FOUR = [
     "tp=2,pp=2",
     "cp=2,tp=2,sequence_parallel=1",
 ]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.mark.parametrize(

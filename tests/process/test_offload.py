@@ -31,7 +31,7 @@ SETTINGS = RunSettings(
     trainer=TrainerSettings(batch_size=4, sequence=32),
 )
 STEPS = 5
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ SETTINGS = RunSettings(
     outer=OuterSettings(learning_rate=0.7, momentum=0.3),
     sync=SyncSettings(every=10, overlap_steps=5, codec="int8", up="sign1", error_feedback=0.9),
 )
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 
 def test_a_site_on_a_gpu_that_is_killed_comes_back_to_one_on_a_cpu(tmp_path: Path) -> None:

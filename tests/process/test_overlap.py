@@ -21,7 +21,7 @@ LIMIT_S = 150.0
 Line = dict[str, Any]
 F32 = npt.NDArray[np.float32]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def as_f32(values: list[float]) -> F32:

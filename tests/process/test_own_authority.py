@@ -21,7 +21,7 @@ from tests.process.test_pages_elsewhere import Browser
 from tests.process.test_rotation import of_a_day, refusal_by, shown_of
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def test_sites_and_viewers_know_a_run_by_a_companys_own_authority(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def check_held_out(run: LocalRun, url: str) -> None:
         assert newest[name] == {"name": HELD_OUT, "of_outer": True, "step": step, "value": of_site[step]}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(400)
 def test_two_sites_train_on_tokens_and_one_with_others_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

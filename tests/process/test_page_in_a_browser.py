@@ -17,7 +17,7 @@ from tests.harness.local_run import LocalRun
 
 LIMIT_S = 150.0
 LOGGING = Path(__file__).parents[1] / "workers" / "logging_worker.py"
-pytestmark = [needs_chromium, pytest.mark.timeout(600)]
+pytestmark = [needs_chromium, pytest.mark.timeout(400)]
 
 
 def test_the_page_follows_a_run_and_shows_a_killed_site(tmp_path: Path) -> None:

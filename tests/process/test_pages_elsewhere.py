@@ -19,7 +19,7 @@ from atoll.protocol.trust.names import Kind, Subject
 from tests.harness.local_run import LocalRun
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from atoll.protocol.outer_settings import AUTO, OuterSettings
 from tests.harness.local_run import LocalRun
 from tests.process.test_runs import LIMIT_S, SETTINGS, WORKER
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(120)
 
 
 def outer_of(run: LocalRun) -> dict[str, object]:

@@ -32,7 +32,7 @@ SETTINGS = RunSettings(
 LIMIT_S = 150.0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(400)
 def test_all_sites_start_from_the_folder_that_one_brings(tmp_path: Path) -> None:
     pretrained = Transformer(MODEL, seed=7)
     saved, folder, place = tmp_path / "saved", tmp_path / "hf", tmp_path / "run"

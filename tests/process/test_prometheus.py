@@ -43,7 +43,7 @@ NOT_IN_A_FAST_RUN = {
 }
 """Said where exchanges take long enough to be measured."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def promtool(*arguments: str, folder: Path = RULES) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from tests.harness.local_run import LocalRun
 from tests.process.test_relay import start_relay
 from tests.process.test_secured_runs import LIMIT_S, MODEL, SETTINGS, atoll
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def hidden(address: str) -> str:

@@ -19,7 +19,7 @@ from tests.harness.sites import Run, Site, small_layout
 from tests.harness.sockets import free_address
 from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, assert_equal_at_the_end
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(150)
 
 
 class Found:

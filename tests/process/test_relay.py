@@ -23,7 +23,7 @@ from tests.harness.local_run import LocalRun, Process
 from tests.harness.sockets import free_address
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def start_relay(run: LocalRun, listen: str = "", *extra: str, prefix: Sequence[str] = ()) -> tuple[Process, str]:

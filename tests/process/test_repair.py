@@ -28,7 +28,7 @@ SETTINGS = RunSettings(
 )
 LIMIT_S = 150.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def committed(count: int) -> Callable[[Status], bool]:

@@ -61,7 +61,7 @@ SETTINGS = RunSettings(
 )
 LIMIT_S = 60.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(180)
 
 
 def committed(count: int) -> Callable[[dict[str, Any]], bool]:

@@ -35,7 +35,7 @@ from tests.unit.trust.test_standing import SETTINGS, Coordinators
 
 LIMIT_S = 60.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(120)
 
 
 async def enters(server: CoordinatorServer, name: str, role: str = "site") -> Handshake:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.robust import play, settings_of
 from tests.harness.local_run import GUARDED
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 START_LOSS = 1.5
 """About: of values and targets that are drawn alike, behind the first window."""
 

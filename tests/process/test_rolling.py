@@ -21,7 +21,7 @@ SITES = "ab"
 SETTINGS = replace(chaos.SETTINGS, min_sites=2, time_limits="wan")
 OPTIONS = ("--tensors", "a=300x40,b=10", "--step-delay-s", "0.02", *LEASED)
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from tests.process.test_endpoints import Sites
 from tests.process.test_relay import start_relay
 from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, count_contributors
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def until_done(run: LocalRun, *arguments: str) -> Process:

@@ -27,7 +27,7 @@ LIMIT_S = 30.0
 MAX_UNREAD = 32
 """Megabytes, by far more than gRPC takes for a call that nobody reads."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(150)
 
 
 @asynccontextmanager

@@ -46,7 +46,7 @@ SETTINGS = RunSettings(
 FOREVER = replace(SETTINGS, steps=100_000)
 LIMIT_S = 150.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def atoll(run: LocalRun, *arguments: str) -> Process:

@@ -22,7 +22,7 @@ STEPS = 2 * EVERY + 2
 """Of each shard at least: it is in progress over two windows."""
 TOKENS_A_STEP = 2
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def begun(trace: Path) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ from tests.harness.sockets import free_address
 from tests.process.test_sites_of_several_ranks import DIGITS, SETTINGS, contributors, of_shapes
 
 LIMIT_S = 150.0
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture

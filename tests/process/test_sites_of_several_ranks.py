@@ -22,7 +22,7 @@ DIGITS, OWN_MODEL = (Path(__file__).parents[2] / "examples" / name for name in (
 SETTINGS = RunSettings(
     run_id="ranks", steps=40, min_sites=2, data="local", time_limits="local", sync=SyncSettings(every=10)
 )
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def ends_well(run: LocalRun, tokens_a_sample: int) -> None:

@@ -17,7 +17,7 @@ from tests.process.test_secured_runs import FOREVER, LIMIT_S, MODEL, atoll, coun
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "site.sbatch"
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 OPTIONS = ["--launcher", "exec", "--threads", "1", "--", *MODEL]

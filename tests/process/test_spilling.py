@@ -28,7 +28,7 @@ SETTINGS = RunSettings(
 LIMIT_S = 150.0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(120)
 def test_a_run_with_every_contribution_on_the_disk(tmp_path: Path) -> None:
     with LocalRun(tmp_path, SETTINGS) as run:
         run.start_coordinator()
@@ -48,7 +48,7 @@ def test_a_run_with_every_contribution_on_the_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(400)
 def test_a_site_whose_disk_has_no_room_contributes_and_reduces_once_there_is(tmp_path: Path) -> None:
     # The outer state takes 1 MB, the payloads of a sync half of that. As the reducer of nearly everything c would hold
     # 1 MB of contributions beside them; as a contributor it needs room for the payloads of two syncs.

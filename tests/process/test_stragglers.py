@@ -18,7 +18,7 @@ TOKENS = 5
 """A step, of the plain worker."""
 EVERY = 10
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def test_a_straggler_receives_and_contributes_all_its_tokens_and_the_values_are_those_of_a_replay(

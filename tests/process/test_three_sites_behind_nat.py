@@ -62,7 +62,7 @@ def missing() -> str:
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(400),
     pytest.mark.skipif(bool(missing()), reason=f"three sites behind NAT, seen by a Prometheus: {missing()}"),
 ]
 

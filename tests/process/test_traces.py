@@ -15,7 +15,7 @@ from tests.harness.collector import Collector, Received, collecting
 from tests.harness.local_run import LocalRun
 from tests.process.test_secured_runs import LIMIT_S, MODEL, SETTINGS
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 NUM_COMMITS = 4
 RUN = replace(SETTINGS, steps=NUM_COMMITS * SETTINGS.sync.every, quorum=2, time_limits="wan")

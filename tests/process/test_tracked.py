@@ -33,7 +33,7 @@ SETTINGS = RunSettings(
     sync=SyncSettings(every=4, codec="fp32", log_commits=512),
 )
 TAG = "val_loss of the outer parameters"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(400)
 
 
 def steps_told(board: Path, site: str) -> list[int]:

@@ -21,7 +21,7 @@ IN_SMALL = {"--model small": "--model nano", "--steps 20000": "--steps 4", "--sy
 """What the test types instead."""
 LIMIT_S = 150.0
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]  # a minute: torch is imported six times
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]  # a minute: torch is imported six times
 
 
 class Machines:

@@ -21,7 +21,7 @@ from tests.harness.sockets import free_address
 
 SETTINGS = replace(chaos.SETTINGS, min_sites=1)
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(150)
 
 
 def test_all_that_a_site_sends_is_within_what_its_owner_gives(tmp_path: Path) -> None:

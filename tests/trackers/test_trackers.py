@@ -19,7 +19,7 @@ from atoll.protocol.machine import REAL
 
 pytestmark = [
     pytest.mark.more,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("default"),  # of libraries of others
 ]
 

@@ -25,7 +25,7 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
 
-pytestmark = [pytest.mark.more, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.more, pytest.mark.timeout(120), pytest.mark.filterwarnings("default")]
 
 SETTINGS = RunSettings(run_id="r", steps=50, min_sites=2, max_sites=8)
 

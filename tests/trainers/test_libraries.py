@@ -25,7 +25,7 @@ from atoll.protocol.errors import ConfigError
 from tests.harness.fake_node import STOP, FakeNode, in_memory
 from tests.unit.worker.test_scripts import BETWEEN, SETTINGS, network, seeded, train, updates
 
-pytestmark = [pytest.mark.more, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.more, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
 
 SIDE = 64
 """Its square is the least that libraries keep in 8 bits."""

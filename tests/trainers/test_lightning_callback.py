@@ -23,7 +23,7 @@ from atoll.node.worker import joined_site
 from atoll.protocol.settings import RunSettings
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
 
-pytestmark = [pytest.mark.more, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.more, pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 
 SETTINGS = RunSettings(run_id="r", steps=10, min_sites=2, max_sites=8)
 POINTS = TensorDataset(torch.linspace(0, 1, 24).reshape(24, 1), torch.linspace(0, 2, 24).reshape(24, 1))

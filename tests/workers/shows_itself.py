@@ -16,7 +16,6 @@ def own() -> dict[str, object]:
         return Path(f"/proc/self/{name}").read_text().rstrip("\0").split("\0")
 
     fds = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)}
-    own = os.getpid()
     return {
         "argv": sys.argv,
         "path": sys.path,
@@ -28,7 +27,7 @@ def own() -> dict[str, object]:
         "more fds": sorted(fd for fd in os.listdir("/proc/self/fd") if int(fd) > 2)[1:],  # but for that of the folder
         "signals": [str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ)],
         "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-        "is parent": int(os.environ["ATOLL_PARENT_PID"]) == own,
+        "is parent": int(os.environ["ATOLL_PARENT_PID"]) == os.getpid(),
         "session": [os.getsid(0) == os.getppid(), os.getpgid(0) == os.getppid()],
         "threads": len(os.listdir("/proc/self/task")),
         "most files": resource.getrlimit(resource.RLIMIT_NOFILE),

@@ -95,7 +95,7 @@ MUTATIONS = (
         name="a database ends a long restore",
         rule="a copy is brought up in one transaction, however long that takes",
         where="coordinator.sql_store:SqlStore.restore",
-        old="self._execute(self.takes_long)",
+        old="self._may_take_long()",
         new="pass",
         tests=(f"{POSTGRESQL}::{MAY_TAKE_LONG}",),
     ),

@@ -124,6 +124,22 @@ def go_on(story: Story, copy: MemoryStore, deposits: Sequence[Deposit] | None = 
     return again
 
 
+def come_back(again: Story, state: tuple[int, str]) -> None:
+    """a and b, to a run that went back or was restored, with the state of a commit."""
+    for name in "ab":
+        again.connect(name, state=state, branch=again.view.branch)
+        again.connect(name, state=state, branch=again.view.branch, again=True)
+        again.offer(name)
+
+
+def kept_of(copy: MemoryStore, *stores: Store) -> Sequence[Deposit]:
+    """What a site has kept since the copy, which heard all that these have."""
+    box = DepositBox(None)
+    for store in stores:
+        box.add(store.deposits_after(copy.last_seq(), LARGE))
+    return box.after(copy.last_seq())
+
+
 def test_the_run_goes_on_from_its_newest_commit_and_each_sample_counts_once() -> None:
     story, copy = a_run()
     commit(story, "s1", "s2", a="10-19", b="60-79")
@@ -301,33 +317,11 @@ def test_commits_of_which_a_restored_run_had_not_heard_stay_void_in_the_next_one
         )
     first = copy.copied()
     again = go_on(story, first, [])
-    for name in "ab":
-        again.connect(name, state=(1, "s1"), branch=again.view.branch)
-        again.connect(name, state=(1, "s1"), branch=again.view.branch, again=True)
-        again.offer(name)
+    come_back(again, (1, "s1"))
     commit(again, "s1", "t2", a="10-14", b="70-79")
-    box = DepositBox(None)
-    box.add(story.store.deposits_after(copy.last_seq(), LARGE))
-    box.add(first.deposits_after(copy.last_seq(), LARGE))
-    second = go_on(again, copy, box.after(copy.last_seq()))
+    second = go_on(again, copy, kept_of(copy, story.store, first))
     assert second.view.last_commit == 2
     assert second.done_samples() == again.done_samples()
-
-
-def on_from(again: Story, commit_and_state: tuple[int, str]) -> None:
-    """a and b come to a run that was restored."""
-    for name in "ab":
-        again.connect(name, state=commit_and_state, branch=again.view.branch)
-        again.connect(name, state=commit_and_state, branch=again.view.branch, again=True)
-        again.offer(name)
-
-
-def kept_of(copy: MemoryStore, *stores: MemoryStore) -> Sequence[Deposit]:
-    """By a site that heard all of it."""
-    box = DepositBox(None)
-    for store in stores:
-        box.add(store.deposits_after(copy.last_seq(), LARGE))
-    return box.after(copy.last_seq())
 
 
 def test_a_rollback_of_which_a_restored_run_had_not_heard_is_none_in_the_next_one() -> None:
@@ -341,14 +335,14 @@ def test_a_rollback_of_which_a_restored_run_had_not_heard_is_none_in_the_next_on
     story.ask_to_go_back(1, skip_samples=True)
     story.rebuilt("a", "s1")
     assert story.rollbacks[-1].skipped[0].ranges == ranges_of("10-19,60-69")
-    on_from(story, (1, "s1"))
+    come_back(story, (1, "s1"))
     story.wants("a", 30)
     commit(story, "s1", "t2", a="20-24", b="80-84")
     commit(story, "t2", "t3", a="25-29", b="85-89")
     first = copy.copied()
     again = go_on(story, first, [])
     assert again.view.last_commit == 2
-    on_from(again, (2, "s2"))
+    come_back(again, (2, "s2"))
     commit(again, "s2", "u3", a="20-29", b="90-94")
     assert isinstance(again.store, MemoryStore)
     last_of_way = again.view.branch
@@ -364,17 +358,17 @@ def test_a_rollback_of_which_a_restored_run_had_not_heard_is_none_in_the_next_on
 
 
 def test_what_a_restored_run_knew_counts_in_the_next_one() -> None:
-    """It had heard of the rollback, and of commit 2 after it."""
+    """It had heard of the rollback, and of another commit 1 after it."""
     story, copy = a_run()
     story.ask_to_go_back(0)
     story.rebuilt("a", "s0")
-    on_from(story, (0, "s0"))
+    come_back(story, (0, "s0"))
     commit(story, "s0", "t1", a="0-4", b="70-79")
     first = copy.copied()
     assert isinstance(story.store, MemoryStore)
     again = go_on(story, first, kept_of(copy, story.store))
     assert again.done_samples() == ranges_of("0-4,70-79")
-    on_from(again, (1, "t1"))
+    come_back(again, (1, "t1"))
     assert isinstance(again.store, MemoryStore)
     second = go_on(again, copy, kept_of(copy, story.store, again.store))
     assert second.view.last_commit == 1
@@ -388,7 +382,7 @@ def test_an_end_of_which_a_restored_run_had_not_heard_is_none_in_the_next_one() 
     assert story.view.finished
     first = copy.copied()
     again = go_on(story, first, [])
-    on_from(again, (1, "s1"))
+    come_back(again, (1, "s1"))
     commit(again, "s1", "t2", a="10-14", b="70-74")
     assert isinstance(story.store, MemoryStore)
     assert isinstance(again.store, MemoryStore)
