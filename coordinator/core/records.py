@@ -49,6 +49,8 @@ class SiteRecord:
     """The last commits by which it owned up to what an audit had found."""
     silences: tuple[int, ...] = ()
     """The last commits by which it had given auditors nothing of its errors."""
+    judged_to: int = -1
+    """The newest commit when an audit last found it out: one of an earlier commit finds the same."""
     has_contributed: bool = False
     """Since it was admitted."""
     endpoints: tuple[Endpoint, ...] = ()  # beside the address

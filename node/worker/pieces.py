@@ -6,7 +6,7 @@ as their own bytes. Local tensors change in place, in the storage they have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -161,13 +161,11 @@ class SharedTensors:
     def swap_in(self) -> list[Tensor | None]:
         """Put PUBLISH's trainable values and buffers in place; returns what was there, in CPU memory, and None of
         tensors that had these values, as all have that took them at this step."""
-        while True:
-            if self._in_place is not None:
-                self._in_place.refresh()
+        saved: list[Tensor | None] = [None for _ in self._synced]
+        for _ in self._looks():
+            self._put_back(saved)
             saved = self._swapped_in()
-            if self._in_place is None or self._in_place.is_current:
-                return saved
-            self._put_back(saved)  # some were replaced meanwhile; where they lie now no commit replaces them
+        return saved
 
     def _swapped_in(self) -> list[Tensor | None]:
         saved: list[Tensor | None] = []
@@ -183,9 +181,20 @@ class SharedTensors:
     def swap_back(self, saved: list[Tensor | None]) -> None:
         """What `swap_in` found is there again, also where a script has written into what it was shown."""
         self._put_back(saved)
-        for (held, _, publish), value in zip(self._synced, saved, strict=True):
-            if value is None and not copies.are_equal(publish, held.local()):
-                copies.to_local(publish, held.local())
+        for _ in self._looks():
+            for (held, _, publish), value in zip(self._synced, saved, strict=True):
+                if value is None and not copies.are_equal(publish, held.local()):
+                    copies.to_local(publish, held.local())
+
+    def _looks(self) -> Iterator[None]:
+        """At PUBLISH, until all of one has seen what was published: the node may move values while a rank looks, and
+        since it looked last; where they lie then no commit replaces them."""
+        while True:
+            if self._in_place is not None:
+                self._in_place.refresh()
+            yield
+            if self._in_place is None or self._in_place.is_current:
+                return
 
     def _put_back(self, saved: list[Tensor | None]) -> None:
         for (held, _, _), value in zip(self._synced, saved, strict=True):

@@ -135,7 +135,8 @@ def gone_back(run: Run) -> None:
         sentencing.not_heard(run, audit)
         run.auditing.num_unknown += withholding.not_heard(run, audit)
     for site in run.members.sites.values():
-        site.conduct.went_back(run.log.last)
+        if site.conduct.went_back(run.log.last):
+            run.persist_site(site)
 
 
 # --- whom

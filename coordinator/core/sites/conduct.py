@@ -50,7 +50,7 @@ class Conduct:
     offences: int = 0  # times that audits found it out; they are not forgiven with time
     faults: tuple[int, ...] = ()  # commits by which it owned up to what an audit had found, of the last FAULT_COMMITS
     silences: tuple[int, ...] = ()  # commits by which it had given auditors nothing, of the last FAULT_COMMITS
-    _judged_to: int = -1  # the newest commit when one last did, in this start of the coordinator
+    judged_to: int = -1  # the newest commit when one last did
     admitted_again_at: float = 0.0
     has_contributed: bool = False  # since it was admitted
     _has_ever_contributed: bool = False
@@ -111,15 +111,17 @@ class Conduct:
         return is_new
 
     def _is_judged(self, commit: int, newest: int) -> bool:
-        if commit <= self._judged_to:
+        if commit <= self.judged_to:
             return False
-        self._judged_to = max(commit, newest)  # the commit itself may be void by now
+        self.judged_to = max(commit, newest)  # the commit itself may be void by now
         self.has_contributed = False
         return True
 
-    def went_back(self, commit: int) -> None:
-        """The run did: later numbers are those of other commits from now on."""
-        self._judged_to = min(self._judged_to, commit)
+    def went_back(self, commit: int) -> bool:
+        """The run did: later numbers are those of other commits from now on. Whether that changes anything."""
+        is_later = self.judged_to > commit
+        self.judged_to = min(self.judged_to, commit)
+        return is_later
 
     def strike(self, now: float, lease_s: float, *, is_absence: bool = False) -> None:
         """`is_absence`: it may be the network's doing, and keeps nobody out for good."""
@@ -143,6 +145,7 @@ class Conduct:
         self.offences = record.offences
         self.faults = record.faults
         self.silences = record.silences
+        self.judged_to = record.judged_to
         if not record.live:
             self.admitted_again_at = now + self._wait_s(lease_s)
 

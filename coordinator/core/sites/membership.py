@@ -258,6 +258,7 @@ class Site:
             offences=conduct.offences,
             faults=conduct.faults,
             silences=conduct.silences,
+            judged_to=conduct.judged_to,
             has_contributed=conduct.has_contributed,
         )
 

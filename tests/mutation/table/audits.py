@@ -98,9 +98,19 @@ MUTATIONS = (
         name="two chunks of one commit are two offences",
         rule="what was wrong with a site then may have spoiled several chunks",
         where="coordinator.core.sites.conduct:Conduct._is_judged",
-        old="if commit <= self._judged_to:",
+        old="if commit <= self.judged_to:",
         new="if False:",
         tests=(f"{CORE}::test_what_was_wrong_in_several_chunks_of_a_commit_is_one_offence",),
+    ),
+    Mutation(
+        name="a restart of the coordinator makes two offences of one",
+        rule="what was wrong with a site then may have spoiled several chunks",
+        where="coordinator.core.sites.conduct:Conduct.restored",
+        old="self.judged_to = record.judged_to",
+        new="pass",
+        tests=(
+            f"{CORE}::test_what_was_wrong_in_several_chunks_of_a_commit_is_one_offence_also_if_the_coordinator_restarts",
+        ),
     ),
     Mutation(
         name="whoever is asked itself owns up, whatever it says",

@@ -84,9 +84,17 @@ MUTATIONS = (
     Mutation(
         name="outer values that moved are evaluated",
         rule="outer values that are moved while a rank reads them are read again",
-        where="node.worker.pieces:SharedTensors.swap_in",
+        where="node.worker.pieces:SharedTensors._looks",
         old="if self._in_place is None or self._in_place.is_current:",
         new="if True:",
+        tests=(PIECES,),
+    ),
+    Mutation(
+        name="a rank that has evaluated for long takes what lies where its values lay",
+        rule="outer values that are moved while a rank reads them are read again",
+        where="node.worker.pieces:SharedTensors.swap_back",
+        old="for _ in self._looks():",
+        new="for _ in (None,):",
         tests=(PIECES,),
     ),
     Mutation(

@@ -90,8 +90,8 @@ MUTATIONS = (
         name="nothing is held against who lies under a number that was void",
         rule="47: what is found of one commit is one offence, and of another one another",
         where="coordinator.core.sites.conduct:Conduct.went_back",
-        old="min(self._judged_to, commit)",
-        new="self._judged_to",
+        old="min(self.judged_to, commit)",
+        new="self.judged_to",
         tests=(GONE_BACK,),
     ),
     Mutation(

@@ -472,8 +472,16 @@ def test_what_was_wrong_in_several_chunks_of_a_commit_is_one_offence() -> None:
     story = Audited(audits=64)
     asked = [(who, message) for who, message in story.sent if isinstance(message, m.AuditChunk)]
     reducer = story.reducer_of(asked[0][1])
+    wrong_at(story, reducer)
+    assert story.view.num_audits_wrong > 1
+    assert story.num(reducer, m.Evicted) == 1
+    assert not story.view.banned
+
+
+def wrong_at(story: Audited, reducer: str, *, until_evicted: bool = False) -> None:
+    """Whoever is asked of one of its chunks finds another payload, and it denies."""
     answered: set[int] = set()
-    while True:
+    while not (until_evicted and story.num(reducer, m.Evicted)):
         left = [
             (who, message)
             for who, message in story.sent
@@ -488,8 +496,23 @@ def test_what_was_wrong_in_several_chunks_of_a_commit_is_one_offence() -> None:
         answered.add(message.number)
         outcome = RIGHT if who == reducer else WRONG
         story.says(who, m.ChunkAudited(number=message.number, outcome=outcome, payload_hash=TRUTH))
-    assert story.view.num_audits_wrong > 1
+
+
+def test_what_was_wrong_in_several_chunks_of_a_commit_is_one_offence_also_if_the_coordinator_restarts() -> None:
+    """The audits that were open begin anew; what was found in those that had ended is known."""
+    story = Audited(audits=64)
+    question = story.question()
+    assert question is not None
+    reducer = story.reducer_of(question[1])
+    wrong_at(story, reducer, until_evicted=True)
     assert story.num(reducer, m.Evicted) == 1
+    story.restart()
+    for name in NAMES:
+        if name != reducer:
+            story.connect(name, state=(1, "s1"), incarnation=story.sites[name].incarnation)
+    story.next_commit()
+    wrong_at(story, reducer)
+    assert story.view.num_audits_wrong > 0, "in this start"
     assert not story.view.banned
 
 

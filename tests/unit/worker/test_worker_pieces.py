@@ -306,7 +306,12 @@ class Moving:
         self._node, self._left, self._whole = node, times, whole
 
     def refresh(self) -> None:
-        fill(self._node, "weight", self._whole if not self._left else torch.full((5, 3), torch.nan))
+        fill(self._node, "weight", self._whole if self._left <= 0 else torch.full((5, 3), torch.nan))
+
+    def give_away(self, times: int) -> None:
+        """From now on what a rank has mapped is of another chunk, until it has looked so often."""
+        self._left = times
+        fill(self._node, "weight", torch.full((5, 3), 7.0))
 
     @property
     def is_current(self) -> bool:
@@ -328,6 +333,22 @@ def test_outer_values_that_are_moved_while_they_are_read_are_read_again(times: i
     shared.swap_back(saved)
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_values_whose_place_the_node_gave_away_while_a_rank_evaluated_do_not_come_back(times: int) -> None:
+    """Others commit without a site that evaluates for long: its node applies that, and another chunk has the place."""
+    net = Net()
+    tensors, node, _ = share(net)
+    moving: Any = Moving(node, 0, torch.ones(5, 3))
+    shared = SharedTensors(tensors, replace(node.joined(len(tensors.pieces)), in_place=moving), SyncSettings())
+    moving.refresh()
+    shared.apply(0, MergeMode.REPLACE, fresh=False)
+    saved = shared.swap_in()
+    assert set(saved) == {None}, "what has been taken is there"
+    moving.give_away(times)
+    shared.swap_back(saved)
+    assert net.weight.tolist() == [[1.0] * 3] * 5
 
 
 def test_outer_values_that_are_moved_while_they_are_taken_end_the_rank() -> None:
