@@ -57,6 +57,12 @@ class DiskJobs:
         return plane
 
     @property
+    def num_written(self) -> int:
+        """Records of the outer state, in this start."""
+        outer = self.plane.outer if self.plane is not None else None
+        return outer.store.num_ended if outer is not None else 0
+
+    @property
     def _replicas(self) -> Replicas:
         """Of the other hosts of the site."""
         return self._shell.leader.replicas

@@ -176,6 +176,7 @@ class Node:
             words=Words(self._run_id, standing.before_coordinator) if (standing := security.standing) else None,
         )
         self.disk = DiskJobs(shell, plane)
+        observer.num_written = lambda: self.disk.num_written
         self.models = Models(shell, self.disk)
         self.exchanges = Exchanges(shell, self.disk)
         self.workers = WorkerControl(shell, self.disk, self.exchanges)

@@ -67,6 +67,8 @@ class Observer:
         self.traces: SiteTraces | None = None
         """Of syncs, where they are traced."""
         self.num_lost_spans: Callable[[], int | None] = lambda: None
+        self.num_written: Callable[[], int] = lambda: 0
+        """Records of the outer state: a slow disk is no hang."""
         self._progress = 0
 
     def exchanged(self, seconds: float) -> None:
@@ -88,7 +90,8 @@ class Observer:
         """How often the paths that do the work had done any since the heartbeat before; signs of life are none."""
         site = self.core.site
         ranks = tuple((rank.due, rank.busy) for rank in self._ranks())
-        work = (said.phase, site.workers.generation, site.num_crashes, ranks, said.inner_step, said.moved_bytes)
+        moved = said.moved_bytes, self.num_written()
+        work = (said.phase, site.workers.generation, site.num_crashes, ranks, said.inner_step, moved)
         if work != self._work:
             self._work = work
             self._progress += 1

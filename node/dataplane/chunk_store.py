@@ -82,7 +82,8 @@ class ChunkStore:
         self._pins: Counter[int] = Counter()
         self._retired: set[int] = set()  # replaced places that a reader still pins
         self._writing: set[int] = set()
-        self._num_ended = 0  # records that were written, or not
+        self.num_ended = 0
+        """Records that were written, or not."""
         self._spares = [list(range(g.first_place, g.first_place + g.num_places)) for g in places.groups]
 
     @classmethod
@@ -174,11 +175,11 @@ class ChunkStore:
         with self.lock:
             num_ended = -1
             while not self.lock.wait_for(lambda: spares and chunk not in self._writing, _STALL_S):
-                if num_ended == self._num_ended:
+                if num_ended == self.num_ended:
                     raise StateError(
                         f"{self.folder}: no spare place for chunk {chunk}; nothing was written there for {_STALL_S:g} s"
                     )
-                num_ended = self._num_ended
+                num_ended = self.num_ended
             place = spares.pop()
             self._writing.add(chunk)
         done = False
@@ -191,7 +192,7 @@ class ChunkStore:
         finally:
             with self.lock:
                 self._writing.remove(chunk)
-                self._num_ended += 1
+                self.num_ended += 1
                 if done:
                     self._put_in_force(chunk, entry)
                 else:

@@ -129,9 +129,13 @@ def _refuse_step(optimizer: torch.optim.Optimizer, *_of_step: object) -> None:
 
 
 def check_in_place(tensors: ModelTensors) -> None:
-    """Raises ConfigError, naming it, for a parameter that the model had at `atoll.join` and has no more."""
+    """Raises ConfigError, naming it, for a parameter that the model had at `atoll.join` and has no more: another one is
+    in its place, or its module is not of the model."""
+    there = {id(parameter) for module in tensors.modules for parameter in module.parameters()}
     for held in tensors.held:
-        if held.parameter is not None and held.owner._parameters.get(held.key) is not held.parameter:
+        if held.parameter is None:
+            continue
+        if held.owner._parameters.get(held.key) is not held.parameter or id(held.parameter) not in there:
             raise ConfigError(
                 f"{held.spec.name!r} is another Parameter than at atoll.join, so the other sites would get the old "
                 "one: change values in place (load_state_dict without assign=True, .copy_ under torch.no_grad), and "

@@ -318,6 +318,14 @@ MUTATIONS = (
         tests=(f"{SCRIPTS}::test_a_parameter_that_was_replaced_after_join_is_refused",),
     ),
     Mutation(
+        name="the parameters of a module that was replaced are sent on",
+        rule="a parameter that the model does not have any more is refused by name before a snapshot",
+        where="node.worker.script_checks:check_in_place",
+        old=" or id(held.parameter) not in there:",
+        new=":",
+        tests=(f"{SCRIPTS}::test_a_parameter_that_was_replaced_after_join_is_refused",),
+    ),
+    Mutation(
         name="a call without a step counts",
         rule="steps are those of the optimizer, and tokens of no step have no weight",
         where="node.worker.step_count:StepCount.is_step",

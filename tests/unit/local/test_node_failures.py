@@ -382,6 +382,23 @@ def test_an_exchange_whose_state_a_rollback_takes_while_it_waits_to_begin_ends_n
     assert "the run has gone back" in str(event.error)
 
 
+def test_a_node_whose_disk_takes_a_record_gets_on(tmp_path: Path) -> None:
+    """A slow one takes longer for a commit than the coordinator waits without a sign of progress."""
+    progress: list[int] = []
+
+    async def happen(node: Node) -> None:
+        node.disk.plane = plane = await asyncio.to_thread(DataPlane, node.home, SETTINGS, MANIFEST, 1)
+        outer = await asyncio.to_thread(plane.fresh_outer)
+        progress.extend(node.shell.observer.heartbeat().progress for _ in range(2))
+        outer.store.replace(0, 0, lambda record: None)
+        progress.append(node.shell.observer.heartbeat().progress)
+        node.leave_now("enough")
+
+    assert ended_by(happen, tmp_path) == (130, "enough")
+    first, second, third = progress
+    assert (second - first, third - second) == (0, 1)
+
+
 @pytest.mark.parametrize("why", ["", "its log is full", "several hosts", "several processes"])
 def test_a_site_that_is_behind_takes_payloads_ahead_where_its_log_has_room(tmp_path: Path, why: str) -> None:
     """And where it is of one process: the others take part in its own exchanges alone."""

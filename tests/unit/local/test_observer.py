@@ -63,6 +63,9 @@ def test_progress_counts_work_and_no_heartbeat(tmp_path: Path) -> None:
             assert progress() == first + 3, "the same steps, and bytes that got nobody on"
             counters.moved_bytes += 1000
             assert progress() == first + 4, "a peer has what it lacked"
+            observer.num_written = lambda: 7
+            assert progress() == first + 5, "a slow disk has taken some of a commit"
+            assert progress() == first + 5
             assert observer.heartbeat().waits_for_contributions == (2,)
 
     asyncio.run(scenario())

@@ -234,7 +234,7 @@ def test_an_expert_that_rests_in_most_steps_and_goes_on_with_its_momentum_takes_
     assert len(node.said("merged")) == 6
 
 
-@pytest.mark.parametrize("how", ["assigned", "replaced"])
+@pytest.mark.parametrize("how", ["assigned", "replaced", "module"])
 def test_a_parameter_that_was_replaced_after_join_is_refused(node: FakeNode, how: str) -> None:
     """The old one would be sent, and the new one never take an update."""
     net = network()
@@ -243,8 +243,10 @@ def test_a_parameter_that_was_replaced_after_join_is_refused(node: FakeNode, how
     with atoll.join(net, optimizer) as site:
         if how == "assigned":
             net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()}, assign=True)
-        else:
+        elif how == "replaced":
             net[0].weight = nn.Parameter(net[0].get_parameter("weight").detach().clone())
+        else:
+            net[0] = nn.Linear(8, 8)  # as of a new head
         with pytest.raises(ConfigError, match=r"'0\.(bias|weight)' is another Parameter than at atoll\.join"):
             site.step(tokens=1)
     assert len(node.said("sealed")) == 1
