@@ -132,7 +132,7 @@ MUTATIONS = (
         name="a slow disk is given up while it writes",
         rule="a disk is given up when it does not move, and not when it is slow",
         where="node.dataplane.chunk_store:ChunkStore.replace",
-        old="if num_ended == self._num_ended:",
+        old="if num_ended == self.num_ended:",
         new="if True:",
         tests=("tests/unit/dataplane/test_chunk_store.py",),
     ),

@@ -184,7 +184,7 @@ def test_a_slow_disk_is_waited_for_while_it_writes_and_no_longer(
         if ready():
             return True
         if len(waited) < 4:
-            store._num_ended += 1
+            store.num_ended += 1
             return False
         return real(ready, 0.0)
 
