@@ -319,11 +319,12 @@ class LocalLayout:
     """Less than 2**63."""
     chunk_elements: int
     owned_pieces: tuple[int, ...]
-    """Indices into the rank's pieces: it writes these."""
+    """Indices into the rank's pieces: what it writes of these is the site's."""
     shared_pieces: tuple[int, ...]
     """Indices of pieces that other ranks hold too: hashed (`piece_hash`) for a SNAPSHOT with `hash_shared`."""
     kept_pieces: tuple[int, ...] = ()
-    """Indices of pieces whose state in the optimizer it writes to checkpoints: what ranks have alike is shared out."""
+    """Indices of pieces that it writes to SNAPSHOT, which is its host's, and whose state in the optimizer it writes to
+    checkpoints: what ranks of a host have alike is shared out."""
     reader: int = 0
     """Place of this rank's data rank among the site's."""
     num_readers: int = 1

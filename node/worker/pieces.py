@@ -38,7 +38,7 @@ class SharedTensors:
         self._alpha = sync.alpha
         self._fragments = fragments_of(joined.layout.manifest, sync.fragments)
         self._num_fragments = sync.fragments
-        self._owned = frozenset(joined.told.owned_pieces)
+        self._kept = frozenset(joined.told.kept_pieces)
         self._shared = joined.told.shared_pieces
         self._in_place = joined.in_place
         self._slices: list[tuple[Held, Tensor, Tensor]] = []  # held, of SNAPSHOT, of PUBLISH
@@ -75,10 +75,10 @@ class SharedTensors:
 
     @torch.no_grad()
     def write_snapshot(self, fragment: int, *, with_frozen: bool) -> None:
-        """Copy the owned slices of the fragment to SNAPSHOT; complete when this returns. Frozen ones are only wanted
-        for commit 0, which is of all fragments."""
+        """Copy the slices of the fragment that are this rank's to write to SNAPSHOT; complete when this returns. Frozen
+        ones are only wanted for commit 0, which is of all fragments."""
         for index, (held, snapshot, _) in enumerate(self._slices):
-            if index not in self._owned or held.spec.role is Role.BUFFER_LOCAL:
+            if index not in self._kept or held.spec.role is Role.BUFFER_LOCAL:
                 continue
             is_wanted = with_frozen if held.spec.role is Role.FROZEN else self._is_of(held, fragment)
             if is_wanted:

@@ -419,7 +419,7 @@ class LocalLayout(_message.Message):
 
     @_builtins.property
     def kept_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """indices of pieces whose optimizer state it writes to checkpoints"""
+        """those that it writes to its host's SNAPSHOT, and to checkpoints"""
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ same, bit by bit. Their workers have no torch."""
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -38,8 +39,10 @@ class Sites:
         *worker: str,
         machines: netns.Hosts | None = None,
         extra: Sequence[str] = (),
+        are_copies: bool = False,
     ) -> None:
-        """`machines`: one for each host, in the order of `num_hosts`. `extra`: flags of each daemon."""
+        """`machines`: one for each host, in the order of `num_hosts`. `extra`: flags of each daemon. `are_copies`: each
+        rank has the whole model."""
         self._run, self.num_hosts, self._machines, self._extra = run, num_hosts, machines, extra
         firsts = itertools.accumulate(num_hosts.values(), initial=0)
         self._firsts = dict(zip(num_hosts, firsts, strict=False))
@@ -47,7 +50,8 @@ class Sites:
             name: f"{machines.address(self._firsts[name])}:17800" if machines is not None else free_address()
             for name in num_hosts
         }
-        self._worker = [sys.executable, PLAIN_WORKER, "--tensors", TENSORS, "--shard", "--fingerprint", "x", *worker]
+        shards = [] if are_copies else ["--shard"]
+        self._worker = [sys.executable, PLAIN_WORKER, "--tensors", TENSORS, *shards, "--fingerprint", "x", *worker]
 
     def leader_address(self, name: str) -> str:
         """Where host 0 of that site waits for the others."""
@@ -141,6 +145,22 @@ def test_sites_of_one_two_and_three_hosts_hold_the_same_bits(tmp_path: Path, way
             for name in sites.num_hosts:
                 found = [(line["commit"], line["error_commits"]) for line in run.journal(name, "commit")]
                 assert found == [(n, [n]) for n in range(1, last + 1)]
+
+
+def test_ranks_of_two_hosts_that_are_copies_stay_copies_where_they_merge(tmp_path: Path) -> None:
+    """What a rank has trained since the snapshot it finds by its own host's SNAPSHOT. The eleventh sync compares."""
+    sync = SyncSettings(every=10, chunk_elements=500, overlap_steps=3)
+    settings = replace(SETTINGS, min_sites=1, quorum=1, steps=130, time_limits="wan", sync=sync)
+    with LocalRun(tmp_path, settings) as run:
+        run.start_coordinator()
+        sites = Sites(run, {"two": 2}, "--trace", str(tmp_path / "trace-{rank}"), are_copies=True)
+        sites.start_all()
+        assert run.wait_all(LIMIT_S) == sites.all_ended()
+        assert run.status()["last_commit"] == 13
+    traces = [[json.loads(line) for line in (tmp_path / f"trace-{rank}").read_text().splitlines()] for rank in (0, 1)]
+    merged = [[(line["version"], line["digest"]) for line in trace if line["event"] == "merged"] for trace in traces]
+    assert merged[0] == merged[1]
+    assert len(merged[0]) > 10
 
 
 def test_a_host_that_comes_back_at_another_address_is_dialled_there_and_has_its_error(tmp_path: Path) -> None:

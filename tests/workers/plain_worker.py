@@ -361,7 +361,7 @@ class Worker:
             else:
                 wanted = spec.name in self.fragments  # else it is local
                 wanted = wanted and answer.fragment in (self.fragments[spec.name], self.num_fragments)
-            if wanted and i in self.told.owned_pieces:
+            if wanted and i in self.told.kept_pieces:
                 self.snapshot[i][...] = self.grown(i)
         shared = self.told.shared_pieces if answer.hash_shared else ()
         self.tokens_at_snapshot = self.tokens

@@ -39,9 +39,10 @@ class SitePieces:
     offered: tuple[tuple[Piece, ...], ...]
     """Of each rank, its pieces."""
     owned: tuple[tuple[int, ...], ...]
-    """For each rank, indices into its pieces: it writes these."""
+    """For each rank, indices into its pieces: what it writes of these is the site's."""
     kept: tuple[tuple[int, ...], ...]
-    """For each rank, indices into its pieces: it writes what the optimizer has of these to checkpoints."""
+    """For each rank, indices into its pieces: those that it owns, and what its host has no owner of. It writes these to
+    the SNAPSHOT of its host, by which ranks there merge, and what the optimizer has of them to checkpoints."""
     shared: tuple[SharedSlice, ...]
     dtypes: dict[str, str]
     """The workers' own dtype of each tensor."""
@@ -68,8 +69,8 @@ def site_pieces(ranks: Sequence[LocalJoin], ranks_a_host: int = 0) -> SitePieces
 def merge_ranks(ranks: Sequence[LocalJoin], ranks_a_host: int = 0) -> SitePieces:
     """Give each distinct slice to a rank that has it: what is trained is shared out by elements among the ranks of the
     first host that has it, each of which copies over a link of its own; of the rest, which may differ, the lowest
-    rank's counts. A pipeline rank's manifest lacks the tensors of other stages. `ranks_a_host`: each host keeps the
-    optimizer's state of what its ranks hold; 0: all are on one host.
+    rank's counts. A pipeline rank's manifest lacks the tensors of other stages. `ranks_a_host`: each host keeps what its
+    ranks hold; 0: all are on one host.
 
     Raises ConfigError, naming tensor and ranks, if ranks describe a tensor differently, or if the slices do not tile
     every tensor exactly once, or if what ranks seem to have in common may be two tensors. Uneven shards and empty
@@ -110,17 +111,16 @@ def merge_ranks(ranks: Sequence[LocalJoin], ranks_a_host: int = 0) -> SitePieces
     shared = []
     for name, slices in holders.items():
         for (offsets, sizes), found in slices.items():
-            writer = found[0]
-            if specs[name].role is Role.TRAINABLE:
-                keepers = []
-                for _, here in itertools.groupby(found, lambda holder: holder.rank // (ranks_a_host or len(ranks))):
-                    keeper = min(here, key=lambda holder: num_kept[holder.rank])
-                    kept[keeper.rank].append(keeper.piece)
-                    num_kept[keeper.rank] += math.prod(sizes)
-                    keepers.append(keeper)
-                writer = keepers[0]  # on the first host, or slices would go over the network between hosts
+            keepers = []
+            is_trained = specs[name].role is Role.TRAINABLE
+            for _, here in itertools.groupby(found, lambda holder: holder.rank // (ranks_a_host or len(ranks))):
+                keeper = min(here, key=lambda holder: num_kept[holder.rank]) if is_trained else next(here)
+                kept[keeper.rank].append(keeper.piece)
+                num_kept[keeper.rank] += math.prod(sizes) if is_trained else 0
+                keepers.append(keeper)
+            writer = keepers[0]  # on the first host, or slices would go over the network between hosts
             owned[writer.rank].append(writer.piece)
-            if len(found) > 1 and specs[name].role is Role.TRAINABLE:
+            if len(found) > 1 and is_trained:
                 others = (holder for holder in found if holder != writer)
                 shared.append(SharedSlice(name=name, box=_box(offsets, sizes), holders=(writer, *others)))
     return SitePieces(

@@ -518,6 +518,14 @@ MUTATIONS = (
         tests=("tests/unit/local/test_pieces.py::test_each_host_keeps_what_its_ranks_hold_of_the_optimizer",),
     ),
     Mutation(
+        name="ranks of another host than the first merge buffers by a snapshot that nobody wrote",
+        rule="a rank finds what it has trained since in the SNAPSHOT of its own host",
+        where="node.core.ranks.pieces:merge_ranks",
+        old="kept[keeper.rank].append(keeper.piece)",
+        new="_ = kept[keeper.rank].append(keeper.piece) if is_trained or not keepers else None",
+        tests=("tests/unit/local/test_pieces.py::test_each_host_has_what_its_ranks_hold_in_its_own_snapshot",),
+    ),
+    Mutation(
         name="what is published for ranks that are gone counts for those who follow",
         rule="new ranks take all of PUBLISH anew, whatever their hosts' buffers hold",
         where="node.core.disk:Disk.unpublish",

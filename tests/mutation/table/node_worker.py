@@ -306,7 +306,7 @@ MUTATIONS = (
         name="the first replica writes all checkpoints",
         rule="what ranks have alike is shared out among them for checkpoints",
         where="node.core.ranks.pieces:merge_ranks",
-        old="                    num_kept[keeper.rank] += math.prod(sizes)\n",
+        old="                num_kept[keeper.rank] += math.prod(sizes) if is_trained else 0\n",
         new="",
         tests=("tests/unit/worker/test_checkpoints_of_layouts.py::test_what_ranks_have_alike_is_written_once",),
     ),
@@ -315,7 +315,7 @@ MUTATIONS = (
         rule="what ranks have alike is copied to the node by all of them",
         where="node.core.ranks.pieces:merge_ranks",
         old="writer = keepers[0]",
-        new="pass",
+        new="writer = found[0]",
         tests=("tests/unit/local/test_pieces.py::test_what_ranks_have_alike_is_written_by_all_of_them",),
     ),
     Mutation(

@@ -48,6 +48,15 @@ def test_each_host_keeps_what_its_ranks_hold_of_the_optimizer() -> None:
     assert merge_ranks(ranks, 2).owned == ((0,), (1,), (), ()), "of the first host that has it"
 
 
+def test_each_host_has_what_its_ranks_hold_in_its_own_snapshot() -> None:
+    """There they find what they have trained since. Of buffers, which may differ, the lowest rank's are the host's."""
+    specs = [spec("a", 4), spec("mean", 2, role=Role.BUFFER_MEAN)]
+    ranks = [rank(specs, piece("a", (0,), (4,)), piece("mean", (0,), (2,))) for _ in range(4)]
+    site = merge_ranks(ranks, 2)
+    assert site.kept == ((0, 1), (), (0, 1), ())
+    assert site.owned == ((0, 1), (), (), ())
+
+
 def test_what_ranks_have_alike_is_written_by_all_of_them() -> None:
     """Each copies over a link of its own; but of buffers, which may differ, the lowest rank's are the site's."""
     names = [f"t{i}" for i in range(9)]

@@ -242,13 +242,13 @@ def share_linear(net: nn.Module) -> tuple[ModelTensors, FakeNode, SharedTensors]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_only_owned_pieces_are_written_and_shared_ones_hashed(device: str) -> None:
+def test_only_pieces_that_it_keeps_are_written_and_shared_ones_hashed(device: str) -> None:
     net = Net().to(device, torch.bfloat16)
     tensors = find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)])
     node = FakeNode(manifest=tensors.manifest)
     weight = [p.name for p in tensors.pieces].index("weight")
     node.shared_pieces = (weight,)
-    joined = node.joined(weight)  # owns those before it
+    joined = node.joined(weight)  # keeps those before it
     shared = SharedTensors(tensors, joined, SyncSettings())
     shared.write_snapshot(0, with_frozen=False)
     assert not node.values(node.snapshot, "weight").any()
