@@ -69,8 +69,8 @@ def site_pieces(ranks: Sequence[LocalJoin], ranks_a_host: int = 0) -> SitePieces
 def merge_ranks(ranks: Sequence[LocalJoin], ranks_a_host: int = 0) -> SitePieces:
     """Give each distinct slice to a rank that has it: what is trained is shared out by elements among the ranks of the
     first host that has it, each of which copies over a link of its own; of the rest, which may differ, the lowest
-    rank's counts. A pipeline rank's manifest lacks the tensors of other stages. `ranks_a_host`: each host keeps what its
-    ranks hold; 0: all are on one host.
+    rank's counts. A pipeline rank's manifest lacks the tensors of other stages. `ranks_a_host`: each host keeps what
+    its ranks hold; 0: all are on one host.
 
     Raises ConfigError, naming tensor and ranks, if ranks describe a tensor differently, or if the slices do not tile
     every tensor exactly once, or if what ranks seem to have in common may be two tensors. Uneven shards and empty
@@ -113,8 +113,9 @@ def merge_ranks(ranks: Sequence[LocalJoin], ranks_a_host: int = 0) -> SitePieces
         for (offsets, sizes), found in slices.items():
             keepers = []
             is_trained = specs[name].role is Role.TRAINABLE
-            for _, here in itertools.groupby(found, lambda holder: holder.rank // (ranks_a_host or len(ranks))):
-                keeper = min(here, key=lambda holder: num_kept[holder.rank]) if is_trained else next(here)
+            for _, group in itertools.groupby(found, lambda holder: holder.rank // (ranks_a_host or len(ranks))):
+                here = list(group)
+                keeper = min(here, key=lambda holder: num_kept[holder.rank]) if is_trained else here[0]
                 kept[keeper.rank].append(keeper.piece)
                 num_kept[keeper.rank] += math.prod(sizes) if is_trained else 0
                 keepers.append(keeper)
