@@ -66,8 +66,8 @@ class Audited(Story):
         assert question[0] == name
         self.says(name, m.ChunkAudited(number=question[1].number, outcome=outcome, payload_hash=payload_hash))
 
-    def wrong_once_more(self, reducer: str) -> None:
-        """Commits until a chunk of that site is audited, and is wrong."""
+    def wrong_once_more(self, reducer: str, num_found: int = 2) -> None:
+        """Commits until a chunk of that site is audited, and is wrong, as so many sites have found by now."""
         self.back(reducer)
         for _ in range(200):
             self.next_commit()
@@ -77,7 +77,7 @@ class Audited(Story):
                 break
             self.says(question[0], m.ChunkAudited(number=question[1].number, outcome=RIGHT, payload_hash=TRUTH))
         self.num_read -= 1
-        assert self.audit((WRONG, TRUTH), (WRONG, TRUTH))[0] == reducer
+        assert self.audit(*[(WRONG, TRUTH)] * num_found)[0] == reducer
 
     def banned(self) -> list[str]:
         return [text.split(":")[0] for text in self.view.banned]

@@ -127,12 +127,12 @@ def advance(run: Run) -> None:
                 _ask_next(run, audit)
 
 
-def gone_back(run: Run) -> None:
+def gone_back(run: Run, last: int) -> None:
     """Commits after the newest one are void: no site has their payloads any more. Who is found out already and was not
-    heard yet can compute nothing either, and has bad memory in doubt. (The store has forgotten these audits with the
-    rollback.)"""
+    heard yet can compute nothing either, and has bad memory in doubt. `last`: the newest of the void ones. (The store
+    has forgotten these audits with the rollback.)"""
     for audit in run.auditing.void_after(run.log.last):
-        sentencing.not_heard(run, audit)
+        sentencing.not_heard(run, audit, last)
         run.auditing.num_unknown += withholding.not_heard(run, audit)
     for site in run.members.sites.values():
         if site.conduct.went_back(run.log.last):

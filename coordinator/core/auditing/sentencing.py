@@ -53,11 +53,11 @@ def is_gone(run: Run, audit: Audit) -> bool:
     return num_syncs >= run.settings.sync.num_kept_syncs or num_commits >= run.log.num_kept
 
 
-def not_heard(run: Run, audit: Audit) -> None:
-    """The commit is void, so none of the accused can be asked any more: none denies."""
+def not_heard(run: Run, audit: Audit, newest: int) -> None:
+    """The commit is void, so none of the accused can be asked any more: none denies. `newest`: when it was not yet."""
     run.auditing.num_wrong += bool(audit.accused)
     for accused in audit.accused:
-        _judge(run, audit, accused, Cause.MEMORY, "the run has gone back, so it was not asked itself")
+        _judge(run, audit, accused, Cause.MEMORY, "the run has gone back, so it was not asked itself", newest=newest)
 
 
 def _ask_next(run: Run, audit: Audit) -> None:
@@ -77,11 +77,15 @@ def _ask_next(run: Run, audit: Audit) -> None:
 OWNED_UP = "computed once more there it is as the others say, so a bit flipped: test that machine's memory"
 
 
-def _judge(run: Run, audit: Audit, accused: Accused, cause: Cause, owned_up: str = OWNED_UP) -> None:
+def _judge(
+    run: Run, audit: Audit, accused: Accused, cause: Cause, owned_up: str = OWNED_UP, *, newest: int | None = None
+) -> None:
+    """`newest`: the commit of the run, if it is not the newest one now."""
     site = run.members.by_id(accused.site_id)
     if site is None:
         return  # it has gone, and is forgotten
-    conduct, commit, newest = site.conduct, audit.asked.commit, run.log.last
+    conduct, commit = site.conduct, audit.asked.commit
+    newest = run.log.last if newest is None else newest
     match cause:
         case Cause.MEMORY:
             is_new = conduct.own_up(commit, newest)

@@ -196,6 +196,8 @@ def go_back(
     run.norms.forget()  # what they speak of is void
     run.same_samples.forget()
     run.curves.go_back(run.log.run_step)
+    for curve in run.curves.due(run.now, is_over=True):  # else a start of the coordinator would bring them back
+        run.persist(curve)
     for sync in run.lanes.values():
         run.note_abandoned(sync.open.sync, f"rolled back to commit {commit}")
     run.persist(record)
@@ -230,4 +232,4 @@ def go_back(
                 site.says_less()
             if site.applied is not None:
                 states.send_pending(run, site)
-    judging.gone_back(run)  # last: who is found out is sent away as one that is in the run
+    judging.gone_back(run, last)  # last: who is found out is sent away as one that is in the run

@@ -216,6 +216,10 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
         site.waits(None)  # else its time, which has come, would be waited for again and again
         run.send(site, run.finished_message())
         return
+    if (banned := bans.refusal(run, site.name, site.key_digest)) is not None:  # since its Hello, while it was not in
+        site.waits(None)
+        run.refuse(stream, *banned)
+        return
     if site.standing is Standing.OUT:
         return  # it has yet to hear that it was evicted
     if run.settings.data != "local" and len(message.data_fingerprint) != HASH_BYTES:

@@ -16,7 +16,7 @@ from math import inf
 from atoll.coordinator.core.audit import COORDINATOR
 from atoll.coordinator.core.events import BanAsked, BanRecord
 from atoll.coordinator.core.run import Refusal, Run
-from atoll.coordinator.core.sites.conduct import Cause, Conduct
+from atoll.coordinator.core.sites.conduct import Cause
 from atoll.protocol import messages as m
 from atoll.protocol.dates import utc
 from atoll.protocol.messages import RefusedKind
@@ -108,7 +108,7 @@ def lift(run: Run, name: str) -> str:
         known = ", ".join(sorted(run.banned)) or "nobody"
         return f"{name!r} is not banned from run {run.run_id!r}: {known} is"
     if site is not None:
-        site.conduct = Conduct()
+        site.conduct = site.conduct.pardoned(run.log.last)
         run.persist_site(site)
     run.report(logging.INFO, f"{name} may come in again, and nothing is held against it")
     return ""

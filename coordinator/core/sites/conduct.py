@@ -117,6 +117,10 @@ class Conduct:
         self.has_contributed = False
         return True
 
+    def pardoned(self, newest: int) -> Conduct:
+        """Nothing is held against it, nor what an audit finds of a commit up to the newest one."""
+        return Conduct(judged_to=newest, _has_ever_contributed=self._has_ever_contributed)
+
     def went_back(self, commit: int) -> bool:
         """The run did: later numbers are those of other commits from now on. Whether that changes anything."""
         is_later = self.judged_to > commit

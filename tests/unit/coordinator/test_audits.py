@@ -265,12 +265,42 @@ def test_who_is_banned_for_what_it_does_takes_along_the_other_names_of_its_key()
     story.join("twin", key=reducer)
     story.wrong_once_more(reducer)
     assert not story.num("twin", m.Evicted)
+    story.connect("third", key=reducer)
     story.asked_itself(reducer, UNKNOWN)
     assert story.banned() == [reducer]
+    story.offer("third")
+    assert story.last("third", m.Refused).kind is RefusedKind.BANNED, "which was at the door"
     assert story.last("twin", m.Evicted).reason == f"{reducer}, whose key it has, is banned"
     story.connect("twin", key=reducer)
     assert story.last("twin", m.Refused).kind is RefusedKind.BANNED
     assert story.evicted() == [reducer]
+
+
+def test_who_waits_at_the_door_for_what_it_did_is_not_let_in_once_it_is_banned() -> None:
+    """It was sent away, has said Hello since, and is found out for what it reduced before."""
+    story = Audited()
+    reducer, _ = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
+    story.asked_itself(reducer)
+    story.wrong_once_more(reducer, num_found=1)
+    assert story.evict(reducer) == ""
+    story.connect(reducer, incarnation=story.sites[reducer].incarnation + 1)
+    story.audit((WRONG, TRUTH))
+    assert story.banned() == [reducer]
+    story.offer(reducer)
+    assert story.last(reducer, m.Refused).kind is RefusedKind.BANNED
+    assert not story.is_live(reducer)
+
+
+def test_a_ban_that_is_lifted_is_not_followed_by_what_was_found_before() -> None:
+    story = Audited()
+    reducer, _ = story.audit((WRONG, TRUTH), (WRONG, TRUTH))
+    story.asked_itself(reducer)
+    story.wrong_once_more(reducer, num_found=1)
+    assert story.ban(reducer, "a person has seen it") == ""
+    assert story.lift_ban(reducer) == ""
+    story.audit((WRONG, TRUTH))
+    assert story.view.num_audits_wrong == 2
+    assert "is not banned" in story.lift_ban(reducer), "nor is anything held against it"
 
 
 def test_a_second_offence_bans_for_good_also_who_is_banned_for_an_hour() -> None:

@@ -47,6 +47,26 @@ def test_a_rollback_ends_audits_of_what_is_void_and_who_cannot_be_asked_itself_h
     assert story.by_cause() == {"memory": 1, "audit": 1}, "in a commit whose number was void before"
 
 
+def test_what_was_wrong_in_several_commits_that_are_void_by_now_is_one_fault() -> None:
+    """One memory that flips bits, whose site cannot be asked itself any more."""
+    story = Audited(audits=16)
+    reducer, answered = "a", set[int]()
+    for _ in range(4):
+        asked = [(who, message) for who, message in story.sent if isinstance(message, m.AuditChunk)]
+        while left := [(w, q) for w, q in asked if w != reducer and q.number not in answered]:
+            who, question = left[0]
+            answered.add(question.number)
+            outcome = WRONG if story.reducer_of(question) == reducer else RIGHT
+            story.says(who, m.ChunkAudited(number=question.number, outcome=outcome, payload_hash=TRUTH))
+            asked = [(who, message) for who, message in story.sent if isinstance(message, m.AuditChunk)]
+        story.next_commit()
+    to_itself = {q.commit for who, q in asked if who == reducer and story.reducer_of(q) == reducer}
+    assert len(to_itself) > 2, "more commits than memory may have faults"
+    go_back(story, 0)
+    assert story.by_cause() == {"memory": 1}
+    assert not story.view.banned
+
+
 def test_what_a_site_was_found_out_for_counts_up_to_a_commit_and_no_further_once_the_run_is_back_before_it() -> None:
     conduct = Conduct()
     assert conduct.offend(48, 50)

@@ -184,6 +184,21 @@ def test_curves_are_kept_now_and_then_and_are_there_after_a_restart() -> None:
     assert points(story) == before
 
 
+def test_points_of_void_commits_do_not_come_back_with_a_start_of_the_coordinator() -> None:
+    """Nobody cuts the curve of a site that has gone."""
+    story = a_story()
+    story.commit_one("a", "b", state="s1", following="s2")
+    story.wait(KEEP_EVERY_S)
+    story.says("b", logged("val_loss", story.core.run.log.run_step, 2.0))
+    assert any("curve" in kind for kind, _, _ in story.kept)
+    story.leave("b")
+    story.ask_to_go_back(1)
+    story.rebuilt("a", "s1")
+    assert points(story)["b", "val_loss", False] == []
+    story.restart()
+    assert points(story).get(("b", "val_loss", False), []) == []
+
+
 def test_a_curve_that_has_not_changed_is_not_written_again() -> None:
     curves = Curves((), 0.0)
     curves.note(Series(1, "n"), at(1))
