@@ -1,7 +1,8 @@
 """Ask a site to leave the run, after the sync under way.
 
 As SIGTERM to its node, from here: what it trained counts, and its node ends with exit code 0, so systemd does not start
-it again. It comes back when its node is started. A site that does not answer is sent away with `atoll evict`.
+it again. Kubernetes does: scale the site's StatefulSet to 0 there. A site comes back when its node is started. One that
+does not answer is sent away with `atoll evict`.
 
 examples:
   atoll drain berlin --reason "new disks"
