@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,48 @@ def test_a_job_that_ends_is_queued_again_and_comes_back_as_the_same_site(tmp_pat
         assert len(status["sites"]) == 2
         second.popen.send_signal(signal.SIGTERM)
         assert second.wait(LIMIT_S) == 0
+
+
+NODE = """
+import os, signal, sys
+signal.alarm(60)  # where its script has ended, nobody ends it
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("begun", flush=True)
+for _ in range(int(sys.argv[2])):
+    signal.sigwait({signal.SIGTERM})
+    print("told", flush=True)
+with open(sys.argv[3]) as end:
+    end.read()
+print("its home is there" if os.path.isdir(sys.argv[1]) else "its home is gone", flush=True)
+sys.exit(5)
+"""
+
+
+def test_a_job_that_is_told_to_end_again_and_again_waits_until_its_node_has(tmp_path: Path) -> None:
+    """As by `scancel` after the signal before its time is over: the node still leaves."""
+    told = 5
+    os.mkfifo(tmp_path / "end")
+    (tmp_path / "node.py").write_text(NODE)
+    node = f'exec {sys.executable} {tmp_path}/node.py "$3" {told} {tmp_path}/end'
+    script_of_atoll = f'if [ "$1" = join ]; then mkdir "$4/trust"; else {node}; fi'
+    programs = make_programs(tmp_path / "programs", atoll=script_of_atoll, scontrol='echo "$@"')
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SLURM_TMPDIR": str(tmp_path),
+        "SLURM_JOB_ID": "1",
+        "ATOLL_IDENTITY": str(tmp_path / "identity"),
+        "ATOLL_INVITE": "berlin.invite",
+    }
+    with subprocess.Popen(["bash", str(SCRIPT)], env=environment, stdout=subprocess.PIPE, text=True) as script:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "begun\n"
+        for _ in range(told):
+            script.send_signal(signal.SIGTERM)
+            assert script.stdout.readline() == "told\n"
+        (tmp_path / "end").write_text("")
+        assert script.stdout.read().splitlines() == ["its home is there", "requeue 1"]
+    assert script.returncode == 5, "that of the node"
+    assert not list(tmp_path.glob("atoll-1-*"))
 
 
 @slurm.needed
