@@ -24,6 +24,9 @@ import yaml
 
 from atoll.cli import scrape
 from atoll.coordinator import web
+from atoll.coordinator.metrics import METRICS as OF_RUN
+from atoll.node.daemon.metrics import METRICS as OF_NODE
+from atoll.protocol.metrics import Kind, Row
 from tests.harness.dashboards import FOLDER as DASHBOARDS
 from tests.harness.dashboards import dashboards, text_of
 from tests.harness.local_run import LocalRun
@@ -103,6 +106,23 @@ def queries() -> list[str]:
                 query = target["expr"].replace("$__rate_interval", "1m").replace("$run", ".+").replace("$site", ".+")
                 found.append(query)
     return list(dict.fromkeys(found))
+
+
+def test_rules_and_dashboards_name_metrics_that_there_are() -> None:
+    """Also those that a real run on this machine has not."""
+    rows: tuple[Row[Any], ...] = (*OF_RUN, *OF_NODE)
+    there = {row.exposed_name for row in rows if row.kind is not Kind.HISTOGRAM}
+    spreads = [row.exposed_name for row in rows if row.kind is Kind.HISTOGRAM]
+    there |= {name + part for name in spreads for part in ("_bucket", "_sum", "_count")}
+    groups = yaml.safe_load((RULES / "atoll.rules.yml").read_text())["groups"]
+    there |= {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
+    texts = [rule["expr"] for group in groups for rule in group["rules"]]
+    for dashboard in dashboards().values():
+        texts += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+        texts += [one["definition"] for one in dashboard["templating"]["list"] if "definition" in one]
+    named = {name for text in texts for name in re.findall(r"\batoll[:_][a-z0-9_:]+", text)}
+    assert len(named) > 50
+    assert not named - there
 
 
 def started(run: LocalRun, configuration: Path) -> Callable[..., Any]:
