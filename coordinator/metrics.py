@@ -232,8 +232,8 @@ METRICS: tuple[Row[Document], ...] = (
     Row(GAUGE, "atoll_site_inner_step", "Inner step that the site is at.", _site("inner_step"), SITE),
     Row(GAUGE, "atoll_site_steps_per_second", "Pace of training.", _site("steps_per_s"), SITE),
     Row(GAUGE, "atoll_site_loss", "Training loss.", _site("loss"), SITE),
-    Row(GAUGE, "atoll_site_logged", "What its script logged last (site.log), by name: at most 16; of its local "
-        "parameters, or of the outer ones.", _logged, ("site", "name", "of")),
+    Row(GAUGE, "atoll_site_logged", "What its script logged last (site.log), by name: at most 16 names, each of its "
+        "local parameters and of the outer ones.", _logged, ("site", "name", "of")),
     Row(COUNTER, "atoll_site_tokens", "Trained since the node started, whether they are in a commit or not.",
         _counted("trained_tokens"), SITE),
     Row(GAUGE, "atoll_site_ranks", "Worker processes.", _site("num_ranks"), SITE),

@@ -13,7 +13,7 @@ from atoll.protocol.fields import SiteMessage, bounded
 MAX_LOGGED = 64
 """Values of one message."""
 MAX_NAMES = 16
-"""Of one site, each counted twice where it is of the outer parameters too: each is a curve, and a metric's label."""
+"""Of one site, each of its own parameters and of the outer ones: each is a curve, and a metric's label."""
 MAX_NAME_CHARACTERS = 64
 MAX_STEP = 1 << 48
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,63}")

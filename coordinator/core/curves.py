@@ -125,11 +125,11 @@ class Curves:
             self.note(Series(site_id, UTILIZATION), at._replace(value=trained_s / total_s))
 
     def _has_room(self, series: Series) -> bool:
-        """A site has few: it leaves room for the others."""
+        """A site has few names, each of its parameters and of the outer ones: it leaves room for the others."""
         if len(self._curves) >= MAX_CURVES:
             return False
-        names = {(other.name, other.of_outer) for other in self._curves if other.site_id == series.site_id}
-        return series.name in OWN_NAMES or len(names - {(name, False) for name in OWN_NAMES}) < 2 * MAX_NAMES
+        names = {other.name for other in self._curves if other.site_id == series.site_id} - OWN_NAMES
+        return series.name in OWN_NAMES | names or len(names) < MAX_NAMES
 
     def forget(self, site_id: int) -> None:
         """The site is forgotten."""

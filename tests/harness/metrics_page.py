@@ -24,8 +24,9 @@ viewer's token (`atoll token --viewer NAME`). `/sd` there is Prometheus' service
 nodes whose own `/metrics` other machines reach (`atoll node --http-listen`). Rules, alerts and a configuration to begin
 with are in [deploy/prometheus](../deploy/prometheus).
 
-Counters begin anew with their process; what is since the node's start, too. Beside these each process has Prometheus'
-own `process_*`. A metric that is not known is left out: a GPU's where there is none, a norm before the first commit.
+Counters begin anew with their process, but for those of the whole run; what is since the node's start, with the node.
+Beside these each process has Prometheus' own `process_*`. A metric that is not known is left out: a GPU's where there
+is none, a norm before the first commit.
 """
 
 

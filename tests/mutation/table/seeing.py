@@ -13,8 +13,16 @@ MUTATIONS = (
         name="one site's names take the room of all",
         rule="a site has a bounded number of curves",
         where="coordinator.core.curves:Curves._has_room",
-        old="< 2 * MAX_NAMES",
+        old="< MAX_NAMES",
         new="< MAX_CURVES",
+        tests=(f"{CURVES}::test_one_site_cannot_take_the_room_of_all",),
+    ),
+    Mutation(
+        name="a name is counted once more for the outer parameters",
+        rule="a site has 16 names, each of its own parameters and of the outer ones",
+        where="coordinator.core.curves:Curves._has_room",
+        old="{other.name for other",
+        new="{other.name + str(other.of_outer) for other",
         tests=(f"{CURVES}::test_one_site_cannot_take_the_room_of_all",),
     ),
     Mutation(

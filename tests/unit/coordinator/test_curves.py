@@ -108,10 +108,12 @@ def test_a_site_outside_the_run_has_no_curve_and_a_name_that_is_none_ends_its_st
 
 def test_one_site_cannot_take_the_room_of_all() -> None:
     curves = Curves((), 0.0)
-    for i in range(MAX_CURVES):
-        curves.note(Series(1, f"n{i}"), at(1))
-    assert len(curves.all()) == 2 * MAX_NAMES
-    assert curves.num_left_out == MAX_CURVES - 2 * MAX_NAMES
+    for of_outer in (False, True):
+        for i in range(MAX_CURVES):
+            curves.note(Series(1, f"n{i}", of_outer), at(1))
+        assert {series.name for series, _ in curves.all()} == {f"n{i}" for i in range(MAX_NAMES)}
+    assert len(curves.all()) == 2 * MAX_NAMES, "each name is of the outer parameters, too"
+    assert curves.num_left_out == 2 * (MAX_CURVES - MAX_NAMES)
     curves.note(Series(1, TRAINING_LOSS), at(1))
     assert len(curves.all()) == 2 * MAX_NAMES + 1, "its loss has a place of its own"
     for site_id in range(2, 2 + MAX_CURVES):
@@ -124,11 +126,11 @@ def test_one_site_cannot_take_the_room_of_all() -> None:
 
 def test_a_curve_for_which_there_is_no_room_is_said_once() -> None:
     story = a_story()
-    for number in range(2 * MAX_NAMES + 3):
+    for number in range(MAX_NAMES + 3):
         story.says("a", logged(f"n{number}", 12, 1.0))
     said = [text for _, text in story.reports if "no room" in text]
     assert len(said) == 1
-    assert said[0].startswith(f"no room for the curve 'n{2 * MAX_NAMES}' of a")
+    assert said[0].startswith(f"no room for the curve 'n{MAX_NAMES}' of a")
 
 
 def test_a_long_curve_is_thinned_evenly_and_ends_with_its_newest_point() -> None:
