@@ -6,6 +6,7 @@ from tests.mutation.mutation import Mutation
 
 GARBAGE = "tests/unit/local/test_garbage.py"
 VOLUNTEERS = "tests/process/test_volunteers.py"
+TYPED = "tests/unit/coordinator/test_typed_commands.py"
 
 MUTATIONS = (
     Mutation(
@@ -135,5 +136,21 @@ MUTATIONS = (
         old="        if left < 0:",
         new="        if False:",
         tests=("tests/unit/dataplane/test_footprint.py",),
+    ),
+    Mutation(
+        name="pause and resume are taken for each other",
+        rule="a command does what its name says",
+        where="coordinator.commands",
+        old='"pause": PauseAsked,\n    "resume": ResumeAsked,',
+        new='"pause": ResumeAsked,\n    "resume": PauseAsked,',
+        tests=(f"{TYPED}::test_pause_resume_and_drain_do_what_they_say",),
+    ),
+    Mutation(
+        name="draws that are to be checked are not looked at",
+        rule="whoever looks later knows that no draw was chosen",
+        where="src.atoll.cli.audit:run",
+        old="if args.draws is not None:",
+        new="if False:",
+        tests=(f"{TYPED}::test_the_draws_in_a_log_are_held_against_the_audit_log",),
     ),
 )
