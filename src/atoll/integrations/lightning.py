@@ -55,7 +55,7 @@ class SiteCallback(Callback):
     # --- events
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Before optimizers and schedules are made: `trainer.estimated_stepping_batches` is the run's length."""
+        """Before optimizers and schedules are made: `trainer.estimated_stepping_batches` is the run's, if in steps."""
         settings = self._training.settings
         if settings is None or stage != "fit":
             return
