@@ -109,7 +109,6 @@ def test_the_store_is_sound(path: Path) -> None:
         "openaudits",
         "auditsended",
         "influences",  # in runs that average by influence
-        "curve",  # now and then, and at the end
         "banlifted",
         "paused",
         "resumed",
