@@ -71,6 +71,8 @@ MAX_OFFER_BYTES = 1 << 16
 """Of a site that was welcomed for the first time."""
 MAX_QUEUED_SENDS = 8192
 """A site that was away gets all commits of the longest log at once."""
+MAX_QUEUED_BYTES = 1 << 28
+"""Of these messages: a site that asks for what is large, and reads nothing, takes no more memory."""
 MAX_QUEUED_EVENTS = 16
 """Of one stream: after that it is not read until they are handled."""
 LARGE_MESSAGE_BYTES = 1 << 17
@@ -88,6 +90,8 @@ PACES_OF_MESSAGES: Mapping[type, Pace] = {
     # Once a stream, and each ten seconds: a site whose streams end again and again waits at the calls alone.
     m.Hello: CALLS_OF_ONE,
     m.Telemetry: CALLS_OF_ONE,
+    # Once a fetch, and again when a donor fails. The answer lists a whole log.
+    m.FindSources: CALLS_OF_ONE,
     # Each heartbeat, where a script logs.
     m.Logged: Pace(at_once=30, per_s=4.0),
 }

@@ -31,6 +31,7 @@ class Stream:
         self._paces = paces
         self._who = f"stream {number}" if site is None else f"site {site}"
         self.outgoing: asyncio.Queue[tuple[wire.Body, bool] | None] = asyncio.Queue(limits.MAX_QUEUED_SENDS)
+        self._queued_bytes = 0
         self.cut_off: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.slots = asyncio.Semaphore(limits.MAX_QUEUED_EVENTS)
         self.received_seq = 0
@@ -50,10 +51,16 @@ class Stream:
     def put(self, body: wire.Body | None, *, is_counted: bool = True) -> None:
         """None ends the stream. The core counts what it sends, and judges by that what a site has heard: of what it
         sends in parts the last one alone is counted, and nothing of what it does not know of."""
+        num_bytes = 0 if body is None else len(body.data)
+        if self._queued_bytes + num_bytes > limits.MAX_QUEUED_BYTES:
+            self.cut(f"{self._queued_bytes >> 20} MiB of messages wait for a site that does not read")
+            return
         try:
             self.outgoing.put_nowait(None if body is None else (body, is_counted))
         except asyncio.QueueFull:
             self.cut(f"{limits.MAX_QUEUED_SENDS} messages wait for a site that does not read")
+            return
+        self._queued_bytes += num_bytes
 
     def cut(self, reason: str) -> None:
         if not self.cut_off.done():
@@ -114,6 +121,7 @@ class Stream:
             before, told = told, coordinators()
             news = told if told != before else ()
             await context.write(wire.response_around(body, header, self.sent_seq, self.received_seq, news))
+            self._queued_bytes -= len(body.data)
             self.outgoing.task_done()
         return "the coordinator ended it"
 

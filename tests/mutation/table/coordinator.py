@@ -99,6 +99,22 @@ MUTATIONS = (
         tests=("tests/process/test_coordinator_session.py",),
     ),
     Mutation(
+        name="answers pile up for a site that reads nothing",
+        rule="what is queued for a site has a bound in bytes",
+        where="coordinator.streams:Stream.put",
+        old="if self._queued_bytes + num_bytes > limits.MAX_QUEUED_BYTES:",
+        new="if False:",
+        tests=("tests/unit/coordinator/test_streams.py",),
+    ),
+    Mutation(
+        name="a site that reads what it asks for is cut off",
+        rule="what is queued for a site has a bound in bytes",
+        where="coordinator.streams:Stream.write",
+        old="            self._queued_bytes -= len(body.data)\n",
+        new="",
+        tests=("tests/unit/coordinator/test_streams.py",),
+    ),
+    Mutation(
         name="what a site does not read is dropped",
         rule="a site that does not read is cut off, and hears all when it comes back",
         where="coordinator.streams:Stream.put",

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from atoll.coordinator import limits
 from atoll.coordinator.paces import Paces
 from atoll.coordinator.streams import Bodies, Stream
 from atoll.protocol import messages as m
@@ -43,3 +44,28 @@ def test_parts_of_a_message_count_as_one_and_deposits_as_none(monkeypatch: pytes
     assert asyncio.run(main()) == [
         ("pulse", 1), ("sources", 1), ("sources", 1), ("sources", 2), ("deposits", 2), ("rolled_back", 3)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_site_that_asks_for_what_is_large_and_reads_nothing_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, *, reads: bool
+) -> None:
+    """It may ask again and again, and say that it has heard the answers; a site that reads may ask as often."""
+    sources = m.Sources(commits=commits(20, members(2), ()))
+    monkeypatch.setattr(limits, "MAX_QUEUED_BYTES", 3 * len(wire.response_body(sources).data))
+
+    async def main() -> tuple[int, str]:
+        stream, context = Stream(1, Paces()), Context()
+        reading = asyncio.create_task(stream.write(context, HEADER, lambda: ())) if reads else None
+        for _ in range(8):
+            await stream.say_sources(sources)
+            if reads:
+                await stream.outgoing.join()
+        if reading is not None:
+            reading.cancel()
+        return stream.outgoing.qsize(), stream.cut_off.result() if stream.cut_off.done() else ""
+
+    num_queued, why = asyncio.run(main())
+    assert num_queued == (0 if reads else 3)
+    assert why.endswith("" if reads else "MiB of messages wait for a site that does not read")
+    assert bool(why) is not reads
