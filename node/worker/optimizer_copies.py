@@ -22,6 +22,8 @@ NUM_SEARCHES = 3
 MAX_DEPTH = 5
 """Of lists and dictionaries within an optimizer."""
 NUM_SAMPLES = 32
+NEAR = 2.0**-5
+"""Of a parameter's norm: merges round it, and a copy of more bits, apart until the optimizer's next step of it."""
 
 Copies = Mapping[nn.Parameter, list[Tensor]]
 
@@ -42,7 +44,8 @@ class OptimizerCopies:
 
     def find(self, *, is_restored: bool = False) -> Copies:
         """Before an update is taken. `is_restored`: the optimizers have the state of a checkpoint, and the parameters
-        are not of that moment: keys tell of copies, values do not."""
+        are not of that moment: there keys tell of copies, and values do not. Those elsewhere are the script's, as the
+        parameters are."""
         found: dict[nn.Parameter, list[Tensor]] = {}
         searches = self._found_any or self._num_searches < NUM_SEARCHES
         for optimizer, keys in zip(self._optimizers, self.keys, strict=True):
@@ -53,7 +56,7 @@ class OptimizerCopies:
                     continue
                 for key in keys & state.keys():
                     found.setdefault(parameter, []).append(local_of(state[key]))
-            if searches and not is_restored:
+            if searches:
                 for parameter, other in self._elsewhere(optimizer):
                     found.setdefault(parameter, []).append(other)
         if any(optimizer.state for optimizer in self._optimizers):
@@ -64,14 +67,15 @@ class OptimizerCopies:
     def _learn(self, optimizer: torch.optim.Optimizer, keys: set[str]) -> None:
         """Which keys of its state hold copies: all values that are there are, and some of them show it. A key whose
         values are no copies any more is forgotten."""
-        shown: dict[str, list[bool]] = {}
+        known, shown = frozenset(keys), dict[str, list[bool]]()
         for parameter, state in optimizer.state.items():
             held = self._held.get(parameter) if isinstance(parameter, nn.Parameter) else None
             if held is None or not isinstance(state, dict):
                 continue
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape and not _is_single(shown, key):
-                    shown.setdefault(key, []).append(_is_copy(value, held))
+                    is_copy = _is_copy(value, held) or (key in known and _is_near(value, held))
+                    shown.setdefault(key, []).append(is_copy)
         keys.clear()
         keys.update(key for key, alike in shown.items() if all(alike) and self._shows(optimizer, key))
 
@@ -114,6 +118,15 @@ def _is_copy(value: Tensor, held: Held) -> bool:
         return False
     some = sample_places(mine)
     return bool((other[some].to(mine.dtype) == mine[some]).all()) and torch.equal(other.to(mine.dtype), mine)
+
+
+@torch.no_grad()
+def _is_near(value: Tensor, held: Held) -> bool:
+    """Whether it differs from the parameter, of which it was a copy of more bits, by what is rounded alone."""
+    mine, other = held.local(), local_of(value.detach())
+    if not other.is_floating_point() or other.itemsize <= mine.itemsize or other.device != mine.device:
+        return False
+    return bool((other - mine).norm() <= NEAR * other.norm())
 
 
 def _differs_within(value: Tensor) -> bool:

@@ -41,6 +41,23 @@ class InState(torch.optim.Optimizer):
         return master.to(parameter.dtype)
 
 
+class Beside(torch.optim.Optimizer):
+    """fp32 masters in an attribute, made before the first step; its momenta are in the state."""
+
+    def __init__(self, params: Iterable[Any], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self._mine = [p for group in self.param_groups for p in group["params"]]
+        self.masters = [p.detach().clone().float() for p in self._mine]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        for parameter, master in zip(self._mine, self.masters, strict=True):
+            moved = self.state[parameter].setdefault("moved", torch.zeros_like(master))
+            moved.mul_(0.9).add_(parameter.grad.float(), alpha=0.1)
+            master.sub_(moved, alpha=self.param_groups[0]["lr"])
+            parameter.copy_(master)
+
+
 class Unfindable(InState):
     """Its masters are scaled, so that no value is the parameter's."""
 

@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import atoll
 from atoll.integrations.training import follow
-from atoll.node.core.events import MergeMode
+from atoll.node.core.events import Answer, MergeMode
 from atoll.node.worker import join as join_module
 from atoll.node.worker import joined_site
 from atoll.node.worker.checkpoint import LocalCheckpoints
@@ -26,7 +26,7 @@ from atoll.node.worker.optimizer_state import OptimizerState
 from atoll.node.worker.script_state import ScriptState
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import ConfigError
-from tests.harness.copying_optimizers import InState
+from tests.harness.copying_optimizers import Beside, InState
 from tests.harness.fake_group import fake_rank
 from tests.harness.fake_node import SNAPSHOT, FakeNode, apply
 from tests.unit.worker.test_scripts import SETTINGS, network, seeded, train
@@ -265,28 +265,41 @@ def test_a_large_tensor_in_a_group_and_one_of_a_kind_of_its_own_are_refused_by_n
         assert not (tmp_path / key).exists()
 
 
-def test_masters_take_the_runs_values_after_a_crash(node: FakeNode, tmp_path: Path) -> None:
-    """Those of the checkpoint are of another moment: by their values nobody would know them. The file names them."""
+@pytest.mark.parametrize("kind", [InState, Beside])
+def test_masters_take_the_runs_values_after_a_crash(
+    node: FakeNode, tmp_path: Path, kind: type[InState] | type[Beside]
+) -> None:
+    """Those of the checkpoint are of another moment: by their values nobody would know them. The file names them. Those
+    that are in no checkpoint are the script's first ones, as its parameters are."""
     node.checkpoint_folder = str(tmp_path)
     settings = replace(SETTINGS, checkpoint_every=3)
+
+    def elsewhere() -> Answer:
+        sealed, outer = (torch.frombuffer(buffer, dtype=torch.float32) for buffer in (node.snapshot, node.publish))
+        outer.copy_(sealed + 0.3)
+        return apply(MergeMode.REPLACE, 100, fresh=True)
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(join_module, "connect", lambda: node.connection(settings))
         patched.setattr(joined_site, "disconnect", node.close)
         net = network(torch.bfloat16)
-        optimizer = InState(net.parameters(), lr=0.1)
+        optimizer = kind(net.parameters(), lr=0.1)
         node.script = [*seeded(node, 2), (2, SNAPSHOT), (2, apply(MergeMode.REPLACE, 100))]
         with atoll.join(net, optimizer, ramp_steps=0) as site:
             for number in range(3):
                 train(net, optimizer, number)
                 site.step(tokens=1)
+        moved = optimizer.state[net[0].get_parameter("weight")]["moved"].clone()
         again = network(torch.bfloat16)
-        optimizer = InState(again.parameters(), lr=0.1)
-        node.script = seeded(node, 100)
+        optimizer = kind(again.parameters(), lr=0.1)
+        node.script = [(0, SNAPSHOT), (0, elsewhere)]
         with atoll.join(again, optimizer, ramp_steps=0):
             weight = again[0].get_parameter("weight")
-            assert optimizer.state[weight]["steps"] == 3
+            assert torch.equal(optimizer.state[weight]["moved"], moved)
             outer = torch.tensor(node.values(node.publish, "0.weight")).view(16, 8)
-            assert torch.equal(optimizer.state[weight]["w32"], outer)
+            assert torch.equal(weight, outer.bfloat16())
+            masters = optimizer.masters[0] if isinstance(optimizer, Beside) else optimizer.state[weight]["w32"]
+            assert torch.equal(masters, outer)
 
 
 @pytest.mark.parametrize("how", ["kept", "following", "made after join", ""])

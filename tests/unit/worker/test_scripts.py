@@ -118,6 +118,25 @@ def test_masters_that_are_found_take_the_update(
     assert len(node.said("merged")) == 5
 
 
+def test_masters_take_each_update_though_the_casts_of_sums_are_no_sums_of_casts(node: FakeNode) -> None:
+    """Updates between which the optimizer has done no step, as of two fragments."""
+    net = network(torch.bfloat16)
+    optimizer = InState(net.parameters(), lr=1e-3)
+    once = updates(node, 4, MERGE)
+    takes = [take for _, take in once[1::2] if callable(take)]
+    at_once = [(BETWEEN, lambda take=take: replace(take(), next_step=BETWEEN)) for take in takes[:-1]]
+    node.script = [*seeded(node), once[0], *at_once, (BETWEEN, takes[-1]), (5 * BETWEEN, STOP)]
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+        while site.running:
+            train(net, optimizer, site.inner_step)
+            if site.step(tokens=1).synced:
+                for parameter in net.parameters():
+                    torch.testing.assert_close(
+                        optimizer.state[parameter]["w32"], parameter.float(), rtol=0.02, atol=0.02
+                    )
+    assert len(node.said("merged")) == 5
+
+
 def lookahead(net: nn.Module) -> torch.optim.Optimizer:
     return Lookahead(torch.optim.AdamW(net.parameters(), lr=1e-3))
 
