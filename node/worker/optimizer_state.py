@@ -83,13 +83,14 @@ class OptimizerState:
         self.optimizers = self._optimizers = optimizers
         self._copy_keys = copy_keys if copy_keys is not None else [set() for _ in optimizers]
         self._keepers = [_keeper(optimizer) for optimizer in optimizers]
+        # A frozen parameter that every site has by itself is none of these, and has no state.
         names = {identity(held.parameter): held.spec.name for held in tensors.held if held.parameter is not None}
         self._parameters: list[dict[str, Tensor]] = [
-            {names[identity(p)]: p for group in keeper.param_groups for p in group["params"]}
+            {names[identity(p)]: p for group in keeper.param_groups for p in group["params"] if identity(p) in names}
             for keeper in self._keepers
         ]
         self._names: list[list[list[str]]] = [
-            [[names[identity(p)] for p in group["params"]] for group in optimizer.param_groups]
+            [[names[identity(p)] for p in group["params"] if identity(p) in names] for group in optimizer.param_groups]
             for optimizer in optimizers
         ]
         self._held = {held.spec.name: held for held in tensors.held}

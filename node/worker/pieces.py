@@ -162,20 +162,21 @@ class SharedTensors:
         """Put PUBLISH's trainable values and buffers in place; returns what was there, in CPU memory, and None of
         tensors that had these values, as all have that took them at this step."""
         saved: list[Tensor | None] = [None for _ in self._synced]
-        for _ in self._looks():
+        try:
+            for _ in self._looks():
+                self._put_back(saved)
+                self._swap_into(saved)
+        except BaseException:  # a GPU without memory, which scripts go on from: nothing that was trained is lost
             self._put_back(saved)
-            saved = self._swapped_in()
+            raise
         return saved
 
-    def _swapped_in(self) -> list[Tensor | None]:
-        saved: list[Tensor | None] = []
-        for held, _, publish in self._synced:
+    def _swap_into(self, saved: list[Tensor | None]) -> None:
+        for index, (held, _, publish) in enumerate(self._synced):
             local = held.local()
-            is_there = copies.are_equal(publish, local)
-            saved.append(None if is_there else local.to("cpu", copy=True))
-            if not is_there:
+            saved[index] = None if copies.are_equal(publish, local) else local.to("cpu", copy=True)
+            if saved[index] is not None:
                 copies.to_local(publish, local)
-        return saved
 
     @torch.no_grad()
     def swap_back(self, saved: list[Tensor | None]) -> None:

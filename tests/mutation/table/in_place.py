@@ -98,6 +98,32 @@ MUTATIONS = (
         tests=(PIECES,),
     ),
     Mutation(
+        name="what was trained is lost where outer values cannot be swapped in",
+        rule="the local values come back",
+        where="node.worker.pieces:SharedTensors.swap_in",
+        old="            self._put_back(saved)\n            raise",
+        new="            raise",
+        tests=(f"{PIECES}::test_what_cannot_be_swapped_in_leaves_what_was_trained",),
+    ),
+    Mutation(
+        name="masters are forgotten where a merge has rounded them and the parameter apart",
+        rule="copies that an optimizer has of parameters take each update",
+        where="node.worker.optimizer_copies:OptimizerCopies._learn",
+        old=" or (key in known and _is_near(value, held))",
+        new="",
+        tests=(
+            "tests/unit/worker/test_scripts.py::test_masters_take_each_update_though_the_casts_of_sums_are_no_sums_of_casts",
+        ),
+    ),
+    Mutation(
+        name="masters beside the state are left as they were after a crash",
+        rule="copies that an optimizer has of parameters take each update",
+        where="node.worker.optimizer_copies:OptimizerCopies.find",
+        old="            if searches:\n                for parameter, other",
+        new="            if searches and not is_restored:\n                for parameter, other",
+        tests=("tests/unit/worker/test_script_state.py::test_masters_take_the_runs_values_after_a_crash",),
+    ),
+    Mutation(
         name="what damage has spoilt in PUBLISH stays",
         rule="a record that is mended is mended where ranks read it, too",
         where="node.daemon.plane:DataPlane._mend.work",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -71,6 +73,32 @@ def test_a_base_that_the_script_changes_is_named(monkeypatch: pytest.MonkeyPatch
         net.base.weight.add_(1.0)
     with pytest.raises(ConfigError, match=r"'base.weight' is frozen .* has changed it"):
         site.step(tokens=1)
+
+
+def test_an_optimizer_may_hold_the_base_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """AdamW(model.parameters()): it steps what has a gradient, and checkpoints are of that."""
+    settings = RunSettings(run_id="r", steps=9, checkpoint_every=2)
+    node = in_memory(monkeypatch, settings)
+    node.checkpoint_folder = str(tmp_path)
+
+    def trained_for(num_steps: int) -> torch.optim.Optimizer:
+        node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True)), (9, STOP)]
+        net = LoRA()
+        optimizer = torch.optim.AdamW(
+            [{"params": [*net.base.parameters()]}, {"params": [net.down.weight, net.up.weight]}]
+        )
+        with atoll.join(net, optimizer, frozen="own", ramp_steps=0) as site:
+            for _ in range(num_steps):
+                net.up(net.down(net.base(torch.ones(1, 64)))).sum().backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+                site.step(tokens=1)
+        return optimizer
+
+    before, after = (trained_for(num_steps) for num_steps in (2, 0))
+    found, again = ([state for state in each.state.values() if state] for each in (before, after))
+    assert [float(state["step"]) for state in again] == [2.0, 2.0]
+    assert all(torch.equal(a["exp_avg"], b["exp_avg"]) for a, b in zip(found, again, strict=True))
 
 
 def test_what_cannot_be_ones_own() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from atoll.node.core.events import MergeMode
 from atoll.node.dataplane.bases import cast_base
 from atoll.node.local_protocol import PieceHash, piece_hash
+from atoll.node.worker import copies
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.tensors import ModelTensors, find_tensors
 from atoll.protocol.errors import ConfigError, StateError
@@ -331,6 +332,29 @@ def test_outer_values_that_are_moved_while_they_are_read_are_read_again(times: i
     saved = shared.swap_in()
     assert net.weight.tolist() == [[1.0] * 3] * 5
     shared.swap_back(saved)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_what_cannot_be_swapped_in_leaves_what_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a GPU has no memory for it: a script may skip the evaluation, and trains on."""
+    net = Net()
+    _, node, shared = share(net)
+    for name in ("weight", "scale"):
+        fill(node, name, torch.ones_like(net.get_parameter(name)))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    real, taken = copies.to_local, list[Tensor]()
+
+    def until_the_second(shared: Tensor, local: Tensor) -> None:
+        if taken:
+            raise torch.OutOfMemoryError("no memory")
+        real(shared, local)
+        taken.append(local.clone())
+
+    monkeypatch.setattr(copies, "to_local", until_the_second)
+    with pytest.raises(torch.OutOfMemoryError):
+        shared.swap_in()
+    assert taken, "one was swapped in"
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name]), name
 
