@@ -11,6 +11,9 @@ from atoll.coordinator.tracking.feed import Feed
 from atoll.coordinator.tracking.tracker import RUN, Point
 
 EVERY_S = 10.0
+UNKNOWN_S = 0.0
+"""The time of a commit that is not among the newest, whose times are kept. Its loss is told with the oldest time that
+any curve has."""
 
 
 class Tracking:
@@ -46,17 +49,18 @@ class Tracking:
 
     def _find(self, document: Mapping[str, Any]) -> None:
         points = list(_points(document))
+        oldest_s = min((point.time_s for point in points if point.time_s != UNKNOWN_S), default=None)
+        if oldest_s is None:
+            return  # nothing can be put on an axis of time yet
         seen, self._seen = self._seen, {(point.name, point.step, point.value) for point in points}
         for feed in self._feeds:
-            if seen is None:
-                feed.put([point for point in points if point.step > feed.told_before.get(point.name, -1)])
-            else:
-                feed.put([point for point in points if (point.name, point.step, point.value) not in seen])
+            new = [p for p in points if (feed.lacks(p) if seen is None else (p.name, p.step, p.value) not in seen)]
+            feed.put([p._replace(time_s=oldest_s) if p.time_s == UNKNOWN_S else p for p in new])
 
 
 def _points(document: Mapping[str, Any]) -> Iterator[Point]:
     for step, run_tokens, time_s, value in document["run"]:
-        yield Point(RUN, TRAINING_LOSS, step, run_tokens, time_s or 0.0, value)
+        yield Point(RUN, TRAINING_LOSS, step, run_tokens, UNKNOWN_S if time_s is None else time_s, value)
     for curve in document["sites"]:
         tag = f"{curve['name']}{' of the outer parameters' if curve['of_outer'] else ''}"
         for step, run_tokens, time_s, value in curve["points"]:

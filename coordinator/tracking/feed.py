@@ -34,22 +34,27 @@ class Feed:
     """What comes while `MAX_WAITING` points wait drops the oldest of them, which is counted."""
 
     def __init__(self, name: str, opened: Callable[[], Tracker], told_path: Path, key: str) -> None:
-        """`opened`, in the thread: a tool may take its time. `told_path`: the last step that the tool has of each
-        curve, over restarts of the coordinator, for the run and place that `key` names."""
+        """`opened`, in the thread: a tool may take its time. `told_path`: step and time of the last value that the tool
+        has of each curve, over restarts of the coordinator, for the run and place that `key` names."""
         self.name = name
         self._opened, self._told_path, self._key = opened, told_path, key
         self._changed = threading.Condition()
         self._waiting: deque[Point] = deque()
         self._is_closing = False
         self._told = self._read_told()
-        self.told_before = dict(self._told)
-        """Name of a curve -> the last step that an earlier start of the coordinator has told."""
+        self._told_before = dict(self._told)  # by an earlier start of the coordinator
         self.num_told = self.num_dropped = 0
         self.problem = ""
         self._thread = threading.Thread(target=self._run, name=f"track-{name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def lacks(self, point: Point) -> bool:
+        """No earlier start of the coordinator has told it. After a rollback a new value has a step that was told, and a
+        later time."""
+        step, time_s = self._told_before.get(point.name, (-1, 0.0))
+        return point.step > step or point.time_s > time_s
 
     def put(self, points: Sequence[Point]) -> None:
         """Returns at once."""
@@ -115,7 +120,7 @@ class Feed:
         if self.problem:
             log.info("%s is told of the run again", self.name)
         self.num_told, self.problem = self.num_told + len(points), ""
-        self._told |= {point.name: point.step for point in points}
+        self._told |= {point.name: (point.step, point.time_s) for point in points}
         text = json.dumps({"key": self._key, "told": self._told})
         try:
             make_folder(self._told_path.parent)
@@ -123,7 +128,7 @@ class Feed:
         except (HostError, OSError) as error:
             self._said(f"another start of the coordinator would tell it all again: {error}", logging.WARNING)
 
-    def _read_told(self) -> dict[str, int]:
+    def _read_told(self) -> dict[str, tuple[int, float]]:
         """Nothing, where it cannot be read: then all curves are told from their beginning."""
         try:
             if self._told_path.stat().st_size > MAX_TOLD_BYTES:
@@ -133,7 +138,10 @@ class Feed:
             return {}
         if not isinstance(kept, dict) or kept.get("key") != self._key or not isinstance(kept.get("told"), dict):
             return {}
-        return {name: step for name, step in kept["told"].items() if isinstance(step, int)}
+        try:
+            return {name: (int(step), float(time_s)) for name, (step, time_s) in kept["told"].items()}
+        except (TypeError, ValueError, OverflowError):
+            return {}
 
     def _put_back(self, points: list[Point]) -> None:
         """They come first when the tool is asked again. At the end nothing more is tried."""

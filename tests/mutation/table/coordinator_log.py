@@ -390,6 +390,22 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_best_so_far.py",),
     ),
     Mutation(
+        name="losses of old commits are told as of 1970",
+        rule="what is told has a time on the run's axis",
+        where="coordinator.tracking.curves_told:Tracking._find",
+        old="p._replace(time_s=oldest_s) if p.time_s == UNKNOWN_S else p for p in new",
+        new="*new",
+        tests=("tests/unit/coordinator/test_tracking.py",),
+    ),
+    Mutation(
+        name="another start tells steps beyond the last one alone",
+        rule="a tool is told anew what a run that went back has trained since, over restarts",
+        where="coordinator.tracking.feed:Feed.lacks",
+        old=" or point.time_s > time_s",
+        new="",
+        tests=("tests/unit/coordinator/test_tracking.py",),
+    ),
+    Mutation(
         name="a tool that is away loses what it was to be told",
         rule="after an error the same values come again",
         where="coordinator.tracking.feed:Feed._run",

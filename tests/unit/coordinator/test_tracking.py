@@ -34,6 +34,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int, float]] = []
+        self.times: list[float] = []
         self.num_writes = 0
         self.closed = False
         self.fails = 0
@@ -50,6 +51,7 @@ class Recorder:
             self.fails -= 1
             raise OSError("its server is away")
         self.told += [(point.name, point.step, point.value) for point in points]
+        self.times += [point.time_s for point in points]
         self.has_told.set()
 
     def close(self) -> None:
@@ -115,7 +117,26 @@ def test_another_start_of_the_coordinator_tells_what_came_since(tmp_path: Path) 
     assert len(elsewhere.told) == 3, "what it has elsewhere says nothing of this place"
 
 
-@pytest.mark.parametrize("kept", ["", "[]", '{"key": "run-1 here", "told": 3}', "[" * 100_000])
+def test_another_start_tells_anew_what_a_run_that_went_back_has_trained_since(tmp_path: Path) -> None:
+    told_by([a_document(1, 2, 4)], a_feed(tmp_path, Recorder()))
+    went_back, later = a_document(1, 2), Recorder()
+    for curve in went_back["sites"]:
+        curve["points"] = [*curve["points"], (3, 30, 2000.0, 0.5)]
+    told_by([went_back], a_feed(tmp_path, later))
+    assert later.told == [(name, 3, 0.5) for name in OF_SITE], "the tool has steps up to 4 of what is void"
+
+
+def test_nothing_is_told_until_something_has_a_time(tmp_path: Path) -> None:
+    recorder = Recorder()
+    told_by([{"run": [(1, 10, None, 2.0)], "sites": []}, a_document(1)], a_feed(tmp_path, recorder))
+    assert recorder.told == [("run/training loss", 1, 2.0), *((name, 1, 1.0) for name in OF_SITE)]
+    assert recorder.times == [1001.0] * 3
+
+
+OF_AN_OLDER_VERSION = '{"key": "run-1 here", "told": {"run/training loss": 3}}'
+
+
+@pytest.mark.parametrize("kept", ["", "[]", '{"key": "run-1 here", "told": 3}', "[" * 100_000, OF_AN_OLDER_VERSION])
 def test_what_was_told_before_may_be_damaged(tmp_path: Path, kept: str) -> None:
     (tmp_path / "recorder.told").write_text(kept)
     recorder = Recorder()
@@ -267,8 +288,10 @@ def test_tensorboard_has_a_folder_for_each_series(tmp_path: Path) -> None:
         for tag in ("val_loss", "val_loss of the outer parameters")
     }
     assert (set(of_site), len(of_site)) == (expected, 6)
-    assert json.loads((tmp_path / "recorder.told").read_bytes())["told"] == dict.fromkeys(OF_SITE, 4) | {
-        "run/training loss": 1
+    _, of_run = records((tmp_path / "run/events.0").read_bytes())
+    assert of_run == scalar("training loss", 1, 1001.0, 2.0), "its own time is not known: the oldest that is"
+    assert json.loads((tmp_path / "recorder.told").read_bytes())["told"] == {name: [4, 1004.0] for name in OF_SITE} | {
+        "run/training loss": [1, 1001.0]
     }
 
 
