@@ -185,6 +185,51 @@ def test_steps_that_were_undone_do_not_end_training(
     assert trainer.train().global_step == 7
 
 
+@pytest.mark.parametrize("length", [{"steps": 4}, {"steps": 0, "tokens": 28}], ids=["undone", "in-tokens"])
+def test_beyond_the_trainers_last_step_it_saves_and_evaluates_by_its_intervals(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, length: dict[str, Any]
+) -> None:
+    """It takes each step from its `max_steps` on for the last one; the run has seven."""
+    for module in (join_module, training_module):
+        monkeypatch.setattr(module, "connect", lambda: node.connection(replace(SETTINGS, **length)))
+    node.script = [(0, apply(MergeMode.REPLACE, 7, fresh=True)), (7, SNAPSHOT), (7, STOP)]
+    trainer, watch = a_trainer(
+        tmp_path, max_steps=4, save_strategy="steps", save_steps=3, eval_strategy="steps", eval_steps=5
+    ), Watch()  # fmt: skip
+    trainer.add_callback(SiteCallback(trainer))
+    trainer.add_callback(watch)
+    assert trainer.train().global_step == 7
+    saved = sorted(int(path.name.removeprefix("checkpoint-")) for path in tmp_path.iterdir())
+    assert (saved, watch.evaluated) == ([3, 6, 7], [5, 7])
+
+
+class Asking(TrainerCallback):
+    """A script's own callback, which has the site of the trainer's."""
+
+    def __init__(self, site: SiteCallback) -> None:
+        self.of_trainer = site
+        self.steps: list[int] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps.append(self.of_trainer.site.inner_step)
+        self.of_trainer.site.log({"mine": float(state.global_step)})
+
+
+def test_a_script_logs_by_the_site_of_its_trainer(node: FakeNode, tmp_path: Path) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 2, run_step=40, fresh=True)), (2, SNAPSHOT), (2, STOP)]
+    trainer = a_trainer(tmp_path)
+    site = SiteCallback(trainer)
+    asking = Asking(site)
+    with pytest.raises(ConfigError, match="asked for outside of training"):
+        _ = site.site
+    trainer.add_callback(site)
+    trainer.add_callback(asking)
+    trainer.train()
+    assert asking.steps == [41, 42]
+    values = [value for said in node.said("logged") for value in said["values"]]
+    assert [(value.name, value.step, value.value) for value in values] == [("mine", 41, 1.0), ("mine", 42, 2.0)]
+
+
 def rates_of(node: FakeNode, folder: Path, kind: str) -> list[float]:
     trainer, watch = a_trainer(folder, lr_scheduler_type=kind, **OF_KIND.get(kind, {})), Watch()
     trainer.add_callback(SiteCallback(trainer, ramp_steps=0))

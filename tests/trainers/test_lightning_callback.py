@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 pytest.importorskip("lightning", reason="lightning is not installed: make test-more")
 
@@ -20,6 +20,7 @@ from atoll.integrations.lightning import SiteCallback
 from atoll.node.core.events import MergeMode
 from atoll.node.worker import join as join_module
 from atoll.node.worker import joined_site
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
 
@@ -130,6 +131,43 @@ def test_a_schedule_that_asks_for_the_length_follows_a_new_one(
     before = run_length or 10
     assert model.rates == pytest.approx([1 - 4 / before, 1 - 5 / before, 1 - 6 / 20, 1 - 7 / 20])
     assert capsys.readouterr().err.count("the run has 20 steps now, and had 10") == 1
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Any:
+        return (POINTS[index] for index in range(24))
+
+
+class Seeing(Line):
+    """Keeps which points it trains on, and logs by its callback's site."""
+
+    def __init__(self, site: SiteCallback) -> None:
+        super().__init__()
+        self.of_trainer = site
+        self.trained: list[list[int]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.trained.append([round(23 * value) for value in batch[0].flatten().tolist()])
+        self.of_trainer.site.log({"mine": float(len(self.trained))})
+        return super().training_step(batch, batch_idx)
+
+
+def test_of_a_stream_each_site_takes_its_batches(node: FakeNode) -> None:
+    """Lightning reads the first one before the site has joined; of the others it is one in three, until they end."""
+    node.script = [(0, apply(MergeMode.REPLACE, 6, fresh=True, site_index=1, num_sites=3)), (6, SNAPSHOT), (6, STOP)]
+    site = SiteCallback(ramp_steps=0)
+    with pytest.raises(ConfigError, match="asked for outside of training"):
+        _ = site.site
+    model = Seeing(site)
+    trainer = Trainer(
+        accelerator="cpu", logger=False, callbacks=[site], enable_checkpointing=False, enable_progress_bar=False,
+        use_distributed_sampler=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, site.loader(Stream(), 2))
+    batches = [0, 2, 5, 8, 11, 1]  # of a second pass, in which the site has joined, those of place 1, 4, ...
+    assert model.trained == [[2 * batch, 2 * batch + 1] for batch in batches]
+    values = [value for said in node.said("logged") for value in said["values"]]
+    assert [value.value for value in values if value.name == "mine"] == [1, 2, 3, 4, 5, 6]
 
 
 def test_saving_is_announced(node: FakeNode, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ pytest.importorskip("triton", reason="triton, which torchtitan imports, is not i
 from atoll.integrations import training as training_module
 from atoll.integrations.training import Training
 from atoll.node.core.events import MergeMode
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings
 from tests.harness.fake_node import SNAPSHOT, apply, in_memory
 from tests.trainers.sites import EXAMPLES, late_joiner_ends_equal
@@ -64,6 +65,36 @@ def test_a_validation_is_a_curve_of_the_outer_parameters(monkeypatch: pytest.Mon
     ((value,),) = [said["values"] for said in node.said("logged")]
     assert (value.name, value.step, value.value, value.of_outer) == ("validation_loss", 40, 0.5, True)
     assert said == [{"loss": 0.5, "step": 40, "extra_metrics": None}]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_torchtitan_is_refused_and_a_script_has_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    from atoll.integrations import torchtitan as integration
+
+    settings = RunSettings(run_id="r", steps=50, min_sites=2, max_sites=8)
+    node = in_memory(monkeypatch, settings)
+    monkeypatch.setattr(training_module, "connect", lambda: node.connection(settings))
+    node.script = [(0, apply(MergeMode.REPLACE, 9, run_step=40, fresh=True))]
+    net = nn.Linear(2, 1)
+    made: Any = SimpleNamespace(
+        train=None, batch_generator=None, train_step=None, forward_backward_step=None, dataloader=None, step=7,
+        checkpointer=SimpleNamespace(load=lambda: True, save=None), model_parts=[net],
+        optimizers=SimpleNamespace(optimizers=[torch.optim.SGD(net.parameters(), lr=1.0)]),
+        config=SimpleNamespace(validator=SimpleNamespace(enable=False)), lr_schedulers=SimpleNamespace(schedulers=[]),
+        parallel_dims=SimpleNamespace(dp_enabled=False, pp_enabled=False, ep_enabled=False),
+    )  # fmt: skip
+    config: Any = SimpleNamespace(training=SimpleNamespace(steps=1), build=lambda: made)
+    trainer = integration.build(config)
+    assert config.training.steps == 50
+    with pytest.raises(ConfigError, match=r"its checkpoint of step 7 under a node: set checkpoint\.folder to a new"):
+        trainer.checkpointer.load()
+    assert node.said("join") == []
+    with pytest.raises(ConfigError, match="asked for outside of training"):
+        integration.site_of(trainer)
+    trainer.step = 0
+    assert trainer.checkpointer.load()
+    assert (integration.site_of(trainer).inner_step, trainer.step) == (40, 40)
+    made.atoll_training.end()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from atoll.integrations.training import LeasedLoader, SharedStream, Tokens, Training, tokens_of
+from atoll.integrations.training import LeasedLoader, SharedStream, Tokens, Training, stays_due, tokens_of
+from atoll.node.worker.site import Site
 from atoll.protocol.errors import ConfigError
 
 NO_MEASURES = ("epoch", "_runtime", "_per_second", "_preparation_time")
 """What names of the trainer's figures end with that say nothing of the model."""
-OF_THE_TRAINERS_LOADER = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
 
 
 class SiteCallback(TrainerCallback):
@@ -48,14 +48,19 @@ class SiteCallback(TrainerCallback):
         trainer.evaluate = self._outer_evaluated  # type: ignore[method-assign, unused-ignore]
         trainer._save_checkpoint = self._announced_save  # type: ignore[method-assign, unused-ignore]
 
+    @property
+    def site(self) -> Site:
+        """What `atoll.join` gives, while the trainer trains: `log`, `evaluates`, `shard` and the rest. Raises
+        ConfigError before and after."""
+        return self._training.joined
+
     # --- in the place of methods of the trainer
 
     def _leased_loader(self) -> LeasedLoader | SharedStream:
         """With the data set, the collator and the worker processes that the trainer would have."""
         if isinstance((made := self._make_loader()).dataset, IterableDataset):
             return SharedStream(self._training, made)
-        options = {name: getattr(made, name) for name in OF_THE_TRAINERS_LOADER}
-        self._loader = LeasedLoader(self._training, made.dataset, self._trainer.args.train_batch_size, options)
+        self._loader = LeasedLoader.of(self._training, made, self._trainer.args.train_batch_size)
         return self._loader
 
     def _counted_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
@@ -105,7 +110,11 @@ class SiteCallback(TrainerCallback):
         if not self._training.step():
             control.should_training_stop = True
         elif self._training.site is not None and state.global_step >= state.max_steps:
-            control.should_training_stop = False  # steps that were undone do not count in the run
+            # Steps that were undone do not count in the run, and one in tokens may have more than were estimated.
+            control.should_training_stop = False
+            step, save, evaluate = state.global_step, control.should_save, control.should_evaluate
+            control.should_save = stays_due(save, args.save_strategy, state.save_steps, step)
+            control.should_evaluate = stays_due(evaluate, args.eval_strategy, state.eval_steps, step)
         self._follow(state, kwargs["lr_scheduler"])
         if self._loader is not None:
             self._count_passes(state, control, self._loader.steps_per_pass / args.gradient_accumulation_steps)

@@ -12,9 +12,10 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from atoll.integrations.training import LeasedLoader, Tokens, Training, tokens_of
+from atoll.integrations.training import LeasedLoader, SharedStream, Tokens, Training, tokens_of
+from atoll.node.worker.site import Site
 
 NO_LIMIT = -1
 
@@ -38,11 +39,25 @@ class SiteCallback(Callback):
         self._num_steps = 0  # of optimizers
         self._measured: dict[str, Tensor] = {}  # before a validation
 
-    def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> SizedLoader | DataLoader[Any]:
+    @property
+    def site(self) -> Site:
+        """What `atoll.join` gives, while the trainer trains: `log`, `evaluates`, `shard` and the rest. Raises
+        ConfigError before and after."""
+        return self._training.joined
+
+    def loader(
+        self, dataset: Dataset[Any], batch_size: int, **options: Any
+    ) -> SizedLoader | SharedStream | DataLoader[Any]:
         """Samples that are leased, as `site.loader` does it, with options of a torch DataLoader. Its length, which is
-        Lightning's epoch, is about a pass's share of this rank. Without a node it is the DataLoader, shuffled."""
+        Lightning's epoch, is about a pass's share of this rank. Without a node it is the DataLoader, shuffled.
+
+        Of an IterableDataset, which all ranks of all sites read alike, it is this rank's batches, without an account.
+        """
+        is_stream = isinstance(dataset, IterableDataset)
         if self._training.settings is None:
-            return DataLoader(dataset, batch_size, shuffle=True, **options)
+            return DataLoader(dataset, batch_size, shuffle=not is_stream, **options)
+        if is_stream:
+            return SharedStream(self._training, DataLoader(dataset, batch_size, **options), by_site=False)
         return SizedLoader(self._training, dataset, batch_size, options)
 
     @property

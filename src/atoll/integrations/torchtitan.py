@@ -17,9 +17,8 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.trainer import Trainer
 
 from atoll.integrations.training import LeasedLoader, Training
+from atoll.node.worker.site import Site
 from atoll.protocol.errors import ConfigError
-
-OF_THE_TRAINERS_LOADER = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
 
 
 def build(config: Trainer.Config, **options: Any) -> Trainer:
@@ -34,9 +33,15 @@ def build(config: Trainer.Config, **options: Any) -> Trainer:
     if training.settings is not None and training.settings.steps:
         config.training.steps = training.settings.steps
     trainer: Trainer = config.build()
+    trainer.atoll_training = training  # type: ignore[attr-defined, unused-ignore]
     if training.settings is not None:
         _Attached(trainer, training)
     return trainer
+
+
+def site_of(trainer: Trainer) -> Site:
+    """Of a trainer that `build` made, while it trains: what `atoll.join` gives. Raises ConfigError before and after."""
+    return trainer.atoll_training.joined  # type: ignore[attr-defined, no-any-return, unused-ignore]
 
 
 class _Attached:
@@ -45,23 +50,20 @@ class _Attached:
     def __init__(self, trainer: Any, training: Training) -> None:
         self._trainer, self._training = trainer, training
         self._whole, self._batches, self._step = trainer.train, trainer.batch_generator, trainer.train_step
-        self._forward, self._load, self._save = (
-            trainer.forward_backward_step, trainer.checkpointer.load, trainer.checkpointer.save
-        )  # fmt: skip
+        self._forward, checkpointer = trainer.forward_backward_step, trainer.checkpointer
+        self._load, self._save = checkpointer.load, checkpointer.save
         self._waiting: deque[int] = deque()  # labels that count of each batch that is fetched and not trained on
         self._labels_of_step = 0
         trainer.train, trainer.batch_generator, trainer.train_step = self.train, self.batches, self.step
         trainer.forward_backward_step, trainer.should_continue_training = self.forward, self.goes_on
-        trainer.checkpointer.load, trainer.checkpointer.save = self.load, self.save
+        checkpointer.load, checkpointer.save = self.load, self.save
         if trainer.config.validator.enable:
             self._validate, trainer.validator.validate = trainer.validator.validate, self.validate
             self._say = trainer.metrics_processor.log_validation
             trainer.metrics_processor.log_validation = self.measured
-        loader = trainer.dataloader
-        dataset = getattr(loader, "dataset", None)
+        dataset = getattr(loader := trainer.dataloader, "dataset", None)
         if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
-            options = {name: getattr(loader, name) for name in OF_THE_TRAINERS_LOADER}
-            trainer.dataloader = LeasedLoader(training, dataset, loader.batch_size, options)  # type: ignore[arg-type]
+            trainer.dataloader = LeasedLoader.of(training, loader, loader.batch_size)
 
     def train(self) -> None:
         try:

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import islice
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -56,6 +57,7 @@ class Training:
         """Of the run, from before the model is there; None without a node."""
         self.site: Site | None = None
         """Between the first event and the last."""
+        self._alone = Site() if self.settings is None else None
         self._options, self._busy_limit_s = options, busy_limit_s
         self._num_steps = 0 if self.settings is None else self.settings.steps  # of the run, as schedules have it
         self._count = tokens
@@ -67,6 +69,16 @@ class Training:
     @property
     def is_joined(self) -> bool:
         return self.site is not None
+
+    @property
+    def joined(self) -> Site:
+        """For scripts. Without a node it is a site alone, whose steps nobody counts. Raises ConfigError."""
+        if (site := self.site or self._alone) is None:
+            raise ConfigError(
+                "the trainer's site was asked for outside of training: it is joined as training begins, and is there "
+                "until training ends; ask in a step, an evaluation or a callback"
+            )
+        return site
 
     def begin(self, model: nn.Module | Sequence[nn.Module], optimizers: Any, **options: Any) -> None:
         """`options`: what the trainer knows, where the script says nothing else."""
@@ -143,12 +155,12 @@ class Training:
                 self._said.add(name)
         self.site.log({name: value for name, value in values.items() if not problems[name]})
 
-    def share(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+    def share(self, batches: Iterable[Batch], *, by_site: bool = True) -> Iterable[Batch]:
         """Of a stream without a length, which all sites read alike: one in so many batches as there are sites, once it
-        is iterated. All of them in a run whose sites have data of their own."""
+        is iterated. All of them in a run whose sites have data of their own. `by_site`: as in `site.shard`."""
         if self.site is None or self.settings is None or self.settings.data == "local":
             return batches
-        return self.site.shard(batches, by_site=True)
+        return self.site.shard(batches, by_site=by_site)
 
     def go_on(self) -> None:
         self._pause.close()
@@ -166,6 +178,12 @@ def _problem_of_a_curve(name: Any, value: Any) -> str:
         return f"a name is 1 to {MAX_NAME_CHARACTERS} letters, digits and _ - . /"
     is_number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())
     return "" if is_number else f"{value!r:.100} is no number"
+
+
+def stays_due(is_due: bool, strategy: str, every: float, step: int) -> bool:
+    """Of what a trainer does now and then (`strategy`), at a step that it takes for the last one, where it does it once
+    more. The run goes on: what is due by the steps in between stays."""
+    return is_due and (strategy != "steps" or (every > 0 and step % every == 0))
 
 
 def follow(scheduler: Any, step: int, *, again: bool = False) -> bool:
@@ -201,16 +219,21 @@ def _remake(scheduler: Any, make: MakeSchedule, num_steps: int) -> bool:
 
 
 class SharedStream:
-    """A trainer's loader of a stream, of which this site takes its batches."""
+    """A trainer's loader of a stream, of which this site takes its batches. What a trainer reads of it before it has
+    joined every site has: of Lightning, which reads one batch ahead, the first one."""
 
-    def __init__(self, training: Training, loader: DataLoader[Any]) -> None:
-        self._training, self._loader = training, loader
+    def __init__(self, training: Training, loader: DataLoader[Any], *, by_site: bool = True) -> None:
+        """`by_site`: the ranks of a site have divided the stream among themselves."""
+        self._training, self._loader, self._by_site = training, loader, by_site
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)  # of what a trainer does with its loader, but for the length
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._training.share(self._loader))
+        batches = iter(self._loader)
+        while not self._training.is_joined and (read := list(islice(batches, 1))):
+            yield from read
+        yield from self._training.share(batches, by_site=self._by_site)
 
 
 class LeasedLoader:
@@ -225,6 +248,12 @@ class LeasedLoader:
         self._training, self._options = training, options
         self._num_samples = len(dataset)
         self._loader: Loader | None = None
+
+    @classmethod
+    def of(cls, training: Training, made: Any, batch_size: int) -> LeasedLoader:
+        """With data set, collator and worker processes of a loader that the trainer has made."""
+        names = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
+        return cls(training, made.dataset, batch_size, {name: getattr(made, name) for name in names})
 
     @property
     def steps_per_pass(self) -> int:

@@ -67,6 +67,24 @@ MUTATIONS = (
         tests=("tests/unit/worker/test_trainers.py",),
     ),
     Mutation(
+        name="beyond a trainer's last step each step is saved",
+        rule="what a trainer does at its end is not done while the run goes on",
+        where="src.atoll.integrations.training:stays_due",
+        old='strategy != "steps" or ',
+        new="True or ",
+        tests=("tests/unit/worker/test_trainers.py::test_what_is_due_at_a_step_that_a_trainer_takes_for_its_last",),
+    ),
+    Mutation(
+        name="a trainer that reads ahead has the whole stream",
+        rule="of a stream a site takes its part as soon as it has joined",
+        where="src.atoll.integrations.training:SharedStream.__iter__",
+        old="list(islice(batches, 1))",
+        new="list(batches)",
+        tests=(
+            "tests/unit/worker/test_trainers.py::test_what_a_trainer_reads_of_a_stream_before_it_joins_every_site_has",
+        ),
+    ),
+    Mutation(
         name="a schedule that went on is not set back",
         rule="a schedule is at the step of the run",
         where="src.atoll.integrations.training:follow",
@@ -147,6 +165,14 @@ MUTATIONS = (
         tests=("tests/unit/worker/test_trainers.py::test_of_a_stream_a_site_takes_its_batches",),
     ),
     Mutation(
+        name="each rank of the first site evaluates",
+        rule="one rank of one site evaluates for all",
+        where="node.worker.site:Site.evaluates",
+        old=" and self.rank == 0",
+        new="",
+        tests=("tests/unit/worker/test_worker_site.py::test_alone",),
+    ),
+    Mutation(
         name="a loop over an epoch goes into the next pass",
         rule="a loop by pass ends with the pass",
         where="node.worker.loader:Loader.__iter__",
@@ -196,6 +222,14 @@ MUTATIONS = (
         where="node.worker.own_frozen:_pieces",
         old="range(0, flat.numel(), num_at_once)",
         new="range(0, min(flat.numel(), 1), num_at_once)",
+        tests=("tests/unit/worker/test_own_frozen.py",),
+    ),
+    Mutation(
+        name="a base that is spread over ranks is compared by its first rank's part",
+        rule="what cannot be compared by hash is refused by name",
+        where="node.worker.own_frozen:_hash",
+        old="if isinstance(tensor, DTensor):",
+        new="if False:",
         tests=("tests/unit/worker/test_own_frozen.py",),
     ),
     Mutation(

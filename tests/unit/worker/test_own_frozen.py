@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import atoll
 from atoll.node.core.events import MergeMode
@@ -16,6 +18,7 @@ from atoll.node.worker.tensors import ModelTensors, find_tensors
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings
+from tests.harness.fake_group import fake_rank
 from tests.harness.fake_node import SNAPSHOT, STOP, apply, in_memory
 
 
@@ -107,3 +110,14 @@ def test_what_cannot_be_ones_own() -> None:
     net = LoRA()
     with pytest.raises(ConfigError, match='choose "run" or "own"'):
         atoll.join(net, trained(net), frozen="mine")  # type: ignore[arg-type]
+
+
+def test_a_base_that_is_spread_over_ranks_is_refused_by_name() -> None:
+    with fake_rank(0, 2):
+        net = LoRA()
+        spread = distribute_tensor(
+            net.base.weight.detach(), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None
+        )
+        net.base.weight = nn.Parameter(spread, requires_grad=False)
+        with pytest.raises(ConfigError, match=r"'base.weight' is frozen and spread over ranks, .* leave it out"):
+            found(net)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import atoll
 from atoll.integrations import training as training_module
-from atoll.integrations.training import LeasedLoader, SharedStream, Training, follow, tokens_of
+from atoll.integrations.training import LeasedLoader, SharedStream, Training, follow, stays_due, tokens_of
 from atoll.node.core.events import MergeMode
 from atoll.node.worker import join as join_module
 from atoll.node.worker import joined_site
@@ -90,7 +90,7 @@ def test_what_a_script_says_goes_before_what_the_trainer_knows(node: FakeNode, s
 def test_a_trainer_counts_what_it_trained_on_and_ends_with_the_run(node: FakeNode) -> None:
     node.script = [(0, apply(MergeMode.REPLACE, 2, fresh=True)), (2, SNAPSHOT), (2, STOP)]
     training = Training(data_fingerprint=b"f" * 32)
-    loader = LeasedLoader(training, Numbers(), 5, {})
+    loader = LeasedLoader.of(training, DataLoader(Numbers(), 3), 5)
     assert (loader.steps_per_pass, loader.batch_size) == (5, 5), "of 50 samples, at two sites"
     with pytest.raises(ConfigError, match="before its callback has joined"):
         next(iter(loader))
@@ -113,6 +113,33 @@ def test_a_trainer_counts_what_it_trained_on_and_ends_with_the_run(node: FakeNod
     assert node.said("join")[0]["fingerprint"] == b"f" * 32
     assert node.said("goodbye") == [{"run_over": True}]
     assert not training.is_joined
+
+
+def test_a_script_has_the_site_of_its_trainer_while_it_trains(node: FakeNode) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True, site_index=1, num_sites=3))]
+    training = Training()
+    with pytest.raises(ConfigError, match="asked for outside of training: it is joined as training begins"):
+        _ = training.joined
+    net = nn.Linear(2, 1)
+    training.begin(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    site = training.joined
+    site.log({"mine": 3.0})
+    assert (site.index, site.num_sites, site.evaluates) == (1, 3, False)
+    training.end()
+    assert [value.name for said in node.said("logged") for value in said["values"]] == ["mine"]
+    with pytest.raises(ConfigError, match="until training ends"):
+        _ = training.joined
+
+
+@pytest.mark.parametrize(
+    ("strategy", "every", "step", "stays"),
+    [("steps", 3, 6, True), ("steps", 3, 7, False), ("steps", 0, 7, False), ("epoch", 3, 7, True)],
+)
+def test_what_is_due_at_a_step_that_a_trainer_takes_for_its_last(
+    strategy: str, every: float, step: int, stays: bool
+) -> None:
+    assert stays_due(True, strategy, every, step) is stays
+    assert not stays_due(False, strategy, every, step)
 
 
 def test_an_error_at_a_step_is_told_to_the_node(node: FakeNode) -> None:
@@ -184,6 +211,7 @@ def test_without_a_node_nothing_is_joined(monkeypatch: pytest.MonkeyPatch) -> No
     assert training.follow([None]) == 0
     with training.busy("checkpoint"):
         assert list(training.share(iter([1, 2, 3]))) == [1, 2, 3]
+    assert (training.joined.evaluates, training.joined.num_sites) == (True, 1)
     training.end()
     assert not training.is_joined
 
@@ -300,6 +328,20 @@ def test_of_a_stream_a_site_takes_its_batches(
     assert shared.dataset == range(9)
     training.begin(net, torch.optim.SGD(net.parameters(), lr=0.1))
     assert [list(shared), list(shared)] == [taken, taken]
+    training.end()
+
+
+def test_what_a_trainer_reads_of_a_stream_before_it_joins_every_site_has(node: FakeNode) -> None:
+    """And nothing more: Lightning reads one batch ahead. Here no trainer has divided the stream among the ranks."""
+    node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True, site_index=1, num_sites=3))]
+    node.num_readers, node.reader = 2, 1
+    net = nn.Linear(2, 1)
+    training = Training()
+    loader: Any = DataLoader(range(12), batch_size=None)  # type: ignore[arg-type]
+    shared = iter(SharedStream(training, loader, by_site=False))
+    before = [next(shared)]
+    training.begin(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    assert (before, list(shared)) == ([0], [1 + 3, 1 + 9]), "of the rest one batch in six"
     training.end()
 
 

@@ -756,7 +756,7 @@ def test_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     net, optimizer = model()
     with atoll.join(net, optimizer) as site:
         assert type(site) is Site
-        assert (site.seed, site.inner_step, site.run_length) == (0, 0, None)
+        assert (site.seed, site.inner_step, site.run_length, site.evaluates) == (0, 0, None, True)
         assert site.step(tokens=5, loss=train(net, optimizer)) == Step(True, False, 1)
         with site.outer_parameters(), site.busy("evaluation"):
             assert net.weight.tolist() == [[0.0, 0.0]]
@@ -765,5 +765,6 @@ def test_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     assert "trains alone" in out.err
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert atoll.join(net, optimizer).world == 2
+    second = atoll.join(net, optimizer)
+    assert (second.world, second.evaluates) == (2, False), "one rank evaluates for all"
     assert capsys.readouterr().err == ""  # rank 0 says it
