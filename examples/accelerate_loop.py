@@ -27,15 +27,15 @@ def main() -> None:
     torch.manual_seed(0)
     digits = load_digits()
     images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-    fingerprint = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes()).digest()
+    fingerprint = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes()).digest()  # <-
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    model, optimizer = accelerator.prepare(model, optimizer)  # without the loader: who leases samples divides them
+    model, optimizer = accelerator.prepare(model, optimizer)  # <- without the loader, as samples are leased
     with atoll.join(model, optimizer, data_fingerprint=fingerprint) as site:  # <-
         loader = site.loader(TensorDataset(images, labels), BATCH_SIZE, by_pass=True)  # <-
         epoch = 0
-        while site.running and (site.settings is not None or epoch < EPOCHS_ALONE):
+        while site.running and (site.settings is not None or epoch < EPOCHS_ALONE):  # <-
             for batch, targets in loader:
                 loss = F.cross_entropy(model(batch.to(accelerator.device)), targets.to(accelerator.device))
                 accelerator.backward(loss)

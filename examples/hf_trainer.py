@@ -3,7 +3,7 @@
 python examples/hf_trainer.py                                              # alone
 atoll node --run RUN --name berlin -- examples/hf_trainer.py      # as a site
 
-Needs transformers and accelerate: pip install "atoll[hf]". The four lines that make it a site have a mark.
+Needs transformers and accelerate: pip install "atoll[hf]". Lines with a mark make it a site.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def main() -> None:
     torch.manual_seed(0)
     digits = load_digits()
     images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-    fingerprint = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes()).digest()
+    fingerprint = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes()).digest()  # <-
     site = SiteCallback(data_fingerprint=fingerprint)  # <-
     trainer = Trainer(
         max_epochs=arguments.epochs, accelerator="cpu", devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),

@@ -91,7 +91,7 @@ def bytes_debugmodel() -> Trainer.Config:
 def main() -> None:
     init_logger()
     config = ConfigManager().parse_args()
-    fingerprint = hashlib.sha256(load().numpy().tobytes()).digest()
+    fingerprint = hashlib.sha256(load().numpy().tobytes()).digest()  # <-
     trainer = build(config, data_fingerprint=fingerprint)  # <-
     try:
         trainer.train()
