@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from prometheus_client import ProcessCollector
@@ -26,7 +27,7 @@ from atoll.protocol.metrics import families
 from atoll.protocol.page_access import Access
 from atoll.protocol.signals import Signals, end_process
 from atoll.protocol.trust import enrolled
-from atoll.protocol.trust.names import Kind
+from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.standing import Standing
 
 log = logging.getLogger("atoll.relay")
@@ -39,9 +40,9 @@ END_LIMIT_S = 5.0
 PROCESS = ProcessCollector(registry=None)
 
 
-async def serve(config: RelayConfig) -> None:
-    """Until SIGINT or SIGTERM. Prints one line when it listens. Raises ConfigError, HostError, PeerError or
-    RefusedError."""
+async def serve(config: RelayConfig, known_as: Callable[[Subject], None]) -> None:
+    """Until SIGINT or SIGTERM. Prints one line when it listens. `known_as` hears of what run and name the relay's
+    certificate is. Raises ConfigError, HostError, PeerError or RefusedError."""
     validate(config)
     async with AsyncExitStack() as stack:
         asked = asyncio.Event()
@@ -56,6 +57,7 @@ async def serve(config: RelayConfig) -> None:
         known = enrolled.joined(config.home)
         if known.subject.kind is not Kind.RELAY_IDENTITY:
             raise ConfigError(f"{config.home} is of {known.subject}: a relay joins by `atoll invite --relay NAME`")
+        known_as(known.subject)
         if warning := enrolled.check_dates(known, machine.wall_time()):
             log.warning("%s", warning)
         stack.enter_context(locked(config.home))

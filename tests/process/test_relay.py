@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 import urllib.request
@@ -75,13 +76,16 @@ def test_a_site_that_can_be_dialled_and_one_that_cannot(tmp_path: Path) -> None:
     with LocalRun(tmp_path, FOREVER, secured=True) as run:
         run.start_coordinator()
         page = free_address()
-        _, address = start_relay(run, "", "--http-listen", page)
+        relay, address = start_relay(run, "", "--http-listen", page, "--log-format", "json")
         run.start_node("a", MODEL, extra=["--exchange-processes", "2"])
         run.start_node("b", MODEL, extra=["--relay", address])
         run.wait(lambda s: s["last_commit"] > 2 and count_contributors(s, 2), LIMIT_S)
         with urllib.request.urlopen(f"http://{page}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         assert "atoll_relay_attached_sites 1.0" in lines
+        logged = [json.loads(line) for line in relay.lines if line.startswith("{")]
+        assert {(line["run"], line["relay"]) for line in logged} == {(FOREVER.run_id, "hub")}
+        assert f"metrics on {page}" in [line["message"] for line in logged]
         (carried,) = [line for line in lines if line.startswith("atoll_relay_carried_bytes_total")]
         assert carried.startswith('atoll_relay_carried_bytes_total{site="a"}'), "b dials a itself"
         assert float(carried.split()[1]) > 1000

@@ -41,10 +41,16 @@ def run(args: argparse.Namespace) -> int:
     from atoll.node.relay.main import serve
     from atoll.protocol import transport
     from atoll.protocol.text import CleanFormatter, JsonFormatter
+    from atoll.protocol.trust.names import Subject
 
     handler = logging.StreamHandler(sys.stderr)
     in_words = CleanFormatter("%(asctime)s %(levelname).1s %(message)s")
     handler.setFormatter(JsonFormatter() if args.log_format == "json" else in_words)
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.INFO, handlers=[handler], force=True)
-    transport.run(serve(RelayConfig(**{name: getattr(args, name) for name in FLAGS})))
+
+    def known_as(relay: Subject) -> None:
+        if args.log_format == "json":
+            handler.setFormatter(JsonFormatter(run=relay.run_id, relay=relay.name))
+
+    transport.run(serve(RelayConfig(**{name: getattr(args, name) for name in FLAGS}), known_as))
     return 0

@@ -229,4 +229,12 @@ MUTATIONS = (
         new="await asyncio.sleep(ACCEPT_AGAIN_S)\n            return\n",
         tests=("tests/unit/relay/test_addresses.py",),
     ),
+    Mutation(
+        name="a relay's lines for programs have no run",
+        rule="a line of JSON says of which run it is, and whose",
+        where="node.relay.main:serve",
+        old="        known_as(known.subject)\n",
+        new="",
+        tests=("tests/process/test_relay.py::test_a_site_that_can_be_dialled_and_one_that_cannot",),
+    ),
 )
