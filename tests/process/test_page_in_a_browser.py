@@ -32,6 +32,7 @@ def test_the_page_follows_a_run_and_shows_a_killed_site(tmp_path: Path) -> None:
         page.until("document.querySelectorAll('#chart .curve').length === 3")  # the run and its sites
         page.until("[...document.getElementById('what').options].some((o) => o.value === 'val_loss')")
         page.until("/tokens\\/s\\s*[0-9]/.test(document.getElementById('facts').innerText)")
+        page.until("/time left\\s*[0-9]+ (s|min|h|d)/.test(document.getElementById('facts').innerText)")
         page.until("document.querySelectorAll('#timeline .exchange').length > 1")
         page.ask("const box = document.getElementById('what'); box.value = 'val_loss';"
                  "box.dispatchEvent(new Event('change'))")  # fmt: skip
@@ -47,6 +48,7 @@ def test_the_page_follows_a_run_and_shows_a_killed_site(tmp_path: Path) -> None:
         told = page.ask("document.getElementById('phases-readout').textContent")
         seconds = ", ".join(rf"{name} [\d.]+ s" for name in PHASES)
         assert re.fullmatch(rf"sync \d+, a: {seconds}", told)
+        look_at_names(page)
         for width in (1200, 390):
             page.look(tmp_path / f"{width}.png", width=width, dark=width == 390)
             assert page.ask("document.documentElement.scrollWidth") <= width, "nothing lies beyond the screen"
@@ -69,7 +71,7 @@ def test_the_page_follows_a_run_and_shows_a_killed_site(tmp_path: Path) -> None:
 
 def look_at_axes_and_pointer(page: Chromium) -> None:
     """Of the training loss: on a scale of powers the marks are as far from each other by factors as by pixels; along
-    tokens the last place is the run's last tokens; the pointer is told of the place below it."""
+    tokens and along time the first and last place are those of the run; the pointer is told of the place below it."""
     page.ask("byId('what').value = LOSS; byId('what').dispatchEvent(new Event('change'))")
     marks = "[...document.querySelectorAll('#chart text[text-anchor=end]')].slice(0, 5).map((one) => +one.textContent)"
     even = page.ask(marks)
@@ -79,10 +81,27 @@ def look_at_axes_and_pointer(page: Chromium) -> None:
     powers = page.ask(marks)
     assert powers[2] == pytest.approx((powers[0] * powers[4]) ** 0.5, rel=1e-2)
 
-    page.ask("byId('by').value = '1'; byId('by').dispatchEvent(new Event('change'))")
-    for end, place in (("right - 13", "curves.run.at(-1)[1]"), ("left + 63", "curves.run[0][1]")):
-        at = page.ask(f"((box) => ({{ x: box.{end}, y: box.top + 50 }}))(byId('chart').getBoundingClientRect())")
-        page.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
-        told, tokens = page.ask(f"[byId('readout').textContent, whole({place})]")
-        assert told.startswith(f"tokens {tokens}: the run ")
+    for by, name, shown in ((1, "tokens", "whole"), (2, "time", "clock")):
+        page.ask(f"byId('by').value = '{by}'; byId('by').dispatchEvent(new Event('change'))")
+        for end, place in (("right - 13", "curves.run.at(-1)"), ("left + 63", "curves.run[0]")):
+            at = page.ask(f"((box) => ({{ x: box.{end}, y: box.top + 50 }}))(byId('chart').getBoundingClientRect())")
+            page.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+            told, where = page.ask(f"[byId('readout').textContent, {shown}({place}[{by}])]")
+            assert told.startswith(f"{name} {where}: the run ")
     page.ask("byId('by').value = '0'; byId('log').checked = false; byId('by').dispatchEvent(new Event('change'))")
+
+
+def look_at_names(page: Chromium) -> None:
+    """All that the keyboard comes to has a name for those who hear the page."""
+    page.call("Accessibility.enable")
+    nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+    reached = [
+        (node["role"]["value"], node.get("name", {}).get("value", "").strip())
+        for node in nodes
+        if not node["ignored"]
+        and any(one["name"] == "focusable" and one["value"]["value"] for one in node.get("properties", ()))
+    ]
+    assert [role for role, name in reached if not name] == []
+    assert {"combobox", "checkbox", "link"} <= {role for role, _ in reached}
+    assert {"of", "by", "logarithmic", "at"} <= {name for _, name in reached}
+    page.call("Accessibility.disable")

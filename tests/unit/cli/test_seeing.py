@@ -181,6 +181,17 @@ def test_only_news_is_said_and_what_was_missed_too() -> None:
     assert [json.loads(line) for line in again] == later[:1], "another start of the coordinator"
 
 
+def test_events_for_programs_are_an_object_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    happened = [{"number": n, "time_s": 1000.0 + n, "level": "info", "text": f"\x1b[31m{n}\n"} for n in (4, 5)]
+    monkeypatch.setattr(status, "source", lambda args, **asked: lambda: a_document(events=happened))
+    assert main(["events", "--format", "json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in lines] == happened, "and not how many are missing before them"
+    assert not any("\x1b" in line for line in lines)
+
+
 def test_what_happens_is_bounded_and_debug_lines_are_no_news() -> None:
     happenings = Happenings()
     for n in range(KEPT + 10):
