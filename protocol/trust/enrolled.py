@@ -53,10 +53,10 @@ def key_for(folder: Path, invite_id: str, disk: Disk) -> PrivateKey:
     """The key of whoever joins with this folder by that invite, made and kept before it is shown to anybody: an answer
     that is lost can be asked for again. Another invite gets another key: the old one may be known to others. Raises
     HostError, and ConfigError for what is no key."""
-    known = load(folder)
-    if known is not None and known.invite_id == invite_id:
+    known, path = load(folder), pending(folder, invite_id)
+    # A pending key comes first: a `keep` that was cut off may have left this invite beside the identity of another one.
+    if known is not None and known.invite_id == invite_id and not path.exists():
         return certificates.key_from_pem(known.shown.key)
-    path = pending(folder, invite_id)
     try:
         make_folder(folder.parent)  # the parents that `make_folder` makes are open to others
         make_folder(folder)

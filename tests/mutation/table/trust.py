@@ -475,6 +475,14 @@ MUTATIONS = (
         tests=(f"{ENROLLED}::test_an_invite_has_one_key_and_another_invite_another",),
     ),
     Mutation(
+        name="the key of the invite before is taken for that of this one",
+        rule="a join that was cut off anywhere goes on by the same invite",
+        where="protocol.trust.enrolled:key_for",
+        old=" and not path.exists():",
+        new=":",
+        tests=(f"{ENROLLED}::test_wherever_the_answer_to_an_invite_is_cut_off_the_same_invite_goes_on_with_its_key",),
+    ),
+    Mutation(
         name="a store gets another root",
         rule="a store without its root is not given another one without a word",
         where="coordinator.main:secured",

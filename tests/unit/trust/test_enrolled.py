@@ -24,7 +24,7 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.home import Home, locked
 from atoll.node.daemon.security import Identity
 from atoll.protocol.dates import date_of
-from atoll.protocol.disk import Disk
+from atoll.protocol.disk import PRIVATE_FILE, REAL_DISK, Disk
 from atoll.protocol.errors import ConfigError, HostError, PeerError
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings
@@ -45,13 +45,13 @@ def an_invite(invite_id: str = "i1") -> Invite:
     return Invite("run", "site", "berlin", ADDRESSES, ROOT.certificate, certificate, key)
 
 
-def joined(home: Path, invite: Invite | None = None) -> certificates.PrivateKey:
+def joined(home: Path, invite: Invite | None = None, disk: Disk = REAL_DISK) -> certificates.PrivateKey:
     """The key with which it did."""
     invite, folder = invite or an_invite(), home / enrolled.FOLDER
     key = enrolled.key_for(folder, invite.invite_id, Disk())
     certificate = ROOT.sign(key.public_key(), invite.subject, 365 * DAY, date_of(NOW_S))
     der, roots = certificates.to_der(certificate), [certificates.to_der(ROOT.certificate)]
-    enrolled.keep(folder, invite, key, certificate=der, roots=roots, disk=Disk())
+    enrolled.keep(folder, invite, key, certificate=der, roots=roots, disk=disk)
     return key
 
 
@@ -79,6 +79,48 @@ def test_an_invite_has_one_key_and_another_invite_another(tmp_path: Path) -> Non
     assert found is not None, "until the other invite is used the first one counts"
     assert found.shown.key == certificates.key_to_pem(first)
     assert certificates.key_to_bytes(joined(tmp_path, an_invite("i2"))) == certificates.key_to_bytes(second)
+
+
+class Cut(Disk):
+    """Loses power at the write of that number, from 0: before it, or when it is on the disk."""
+
+    def __init__(self, number: int, *, is_written: bool) -> None:
+        self._left, self._is_written = number, is_written
+
+    def write_whole(self, path: Path, data: bytes, *, fsync: bool = False, mode: int = PRIVATE_FILE) -> None:
+        self._left -= 1
+        if self._left >= 0 or self._is_written:
+            super().write_whole(path, data, fsync=fsync, mode=mode)
+        if self._left < 0:
+            raise PowerCut
+
+
+class PowerCut(Exception):
+    pass
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("had_joined", [False, True])
+def test_wherever_the_answer_to_an_invite_is_cut_off_the_same_invite_goes_on_with_its_key(
+    tmp_path: Path, number: int, *, had_joined: bool, is_written: bool
+) -> None:
+    """The coordinator knows the invite by that key, and takes it from no other."""
+    if had_joined:
+        joined(tmp_path, an_invite("i1"))
+    folder, invite = tmp_path / enrolled.FOLDER, an_invite("i2")
+    key = certificates.key_to_pem(enrolled.key_for(folder, "i2", Disk()))
+    with pytest.raises(PowerCut):
+        joined(tmp_path, invite, Cut(number, is_written=is_written))
+    assert certificates.key_to_pem(enrolled.key_for(folder, "i2", Disk())) == key
+    if (cut := enrolled.load(folder)) is not None:
+        enrolled.keep_shown(folder, cut.shown, Disk())  # as its renewal does, with the key that it has
+        assert certificates.key_to_pem(enrolled.key_for(folder, "i2", Disk())) == key
+    assert certificates.key_to_pem(joined(tmp_path, invite)) == key
+    found = enrolled.load(folder)
+    assert found is not None
+    assert (found.invite_id, found.shown.key) == ("i2", key)
+    assert not [*folder.glob("*.key")]
 
 
 @pytest.mark.parametrize("name", [enrolled.IDENTITY, enrolled.ROOTS, enrolled.COORDINATOR])
