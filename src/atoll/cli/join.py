@@ -100,19 +100,27 @@ def _check(args: argparse.Namespace, invite: Invite) -> None:
 
 def read_invite(path: Path) -> Invite:
     """Raises ConfigError."""
+    import errno
     from getpass import getpass
 
-    from atoll.protocol.trust.invites import MAX_CHARACTERS, from_text
+    from atoll.protocol.trust.invites import MAX_CHARACTERS, PREFIX, from_text
 
     if str(path) != "-":
         try:
             with path.open(encoding="ascii", errors="replace") as file:
                 return from_text(file.read(MAX_CHARACTERS + 1))
         except OSError as error:
+            if PREFIX in str(path) or error.errno == errno.ENAMETOOLONG:  # a log may keep what is said here
+                raise ConfigError(
+                    "that is no file; an invite itself is given on standard input, or in a file that is named here: as "
+                    "a word of the command others could read it"
+                ) from None
             raise ConfigError(f"{path}: {error.strerror}; name the file that `atoll invite` wrote") from None
-    if sys.stdin.isatty():
-        return from_text(getpass("invite (it is not shown): "))
-    return from_text(sys.stdin.read(MAX_CHARACTERS + 1))
+    try:
+        asked = sys.stdin.isatty()
+        return from_text(getpass("invite (it is not shown): ") if asked else sys.stdin.read(MAX_CHARACTERS + 1))
+    except (EOFError, UnicodeDecodeError):
+        raise ConfigError("no invite was given, or no text; give the line that `atoll invite` printed") from None
 
 
 def enrol(invite: Invite, home: Path, proxy: str = "") -> None:

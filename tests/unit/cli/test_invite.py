@@ -1,7 +1,8 @@
-"""Several invites at once: what is wrong with the command is said before any is made."""
+"""Invites are made: what is wrong with the command is said before, and a file of one is for its owner alone."""
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from atoll.cli import invite, operator
 from atoll.cli.main import main, make_parser
 from atoll.protocol.errors import ConfigError, HostError
+from atoll.protocol.trust.invites import to_text
+from tests.unit.trust.test_enrolled import an_invite
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,22 @@ def test_nobody_is_invited_by_half(
     args = make_parser().parse_args(["invite", *words])
     with pytest.raises(ConfigError, match=problem):
         invite.run(args)
+
+
+@pytest.mark.parametrize("where", [["--file", "a.invite"], ["--folder", "."]])
+def test_the_file_of_an_invite_is_for_its_owner_alone(
+    where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever reads it comes into the run."""
+    monkeypatch.chdir(tmp_path)
+    text = to_text(an_invite())
+    monkeypatch.setattr(operator, "ask", lambda *_, **__: text)
+    assert main(["invite", "--site", "a", *where]) == 0
+    file = tmp_path / "a.invite"
+    assert file.read_text() == f"{text}\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    out, err = capsys.readouterr()
+    assert text not in out + err
 
 
 def test_what_is_asked_for_a_host_and_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
