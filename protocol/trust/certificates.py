@@ -34,6 +34,7 @@ _UNREADABLE = (
     UnsupportedAlgorithm,
     InvalidSignature,
     x509.DuplicateExtension,
+    x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
 """What `cryptography` raises for what it cannot read."""
@@ -147,7 +148,9 @@ def from_der(data: bytes) -> Certificate:
     if len(data) > MAX_DER_BYTES:
         raise InvalidMessage(f"a certificate of {len(data)} bytes, at most {MAX_DER_BYTES} may be")
     try:
-        return x509.load_der_x509_certificate(data)
+        certificate = x509.load_der_x509_certificate(data)
+        _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc  # a year that is none is found here alone
+        return certificate
     except _UNREADABLE as error:
         raise InvalidMessage(f"not a certificate: {error}") from None
 

@@ -475,6 +475,22 @@ MUTATIONS = (
         tests=(f"{ENROLLED}::test_an_invite_has_one_key_and_another_invite_another",),
     ),
     Mutation(
+        name="a certificate is read whatever its dates are",
+        rule="what others send is read whole or refused, and fails nobody later",
+        where="protocol.trust.certificates:from_der",
+        old="        _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc",
+        new="        pass",
+        tests=("tests/unit/trust/test_trust.py::test_a_certificate_of_an_odd_version_or_date_is_refused",),
+    ),
+    Mutation(
+        name="a certificate of no version fails whoever reads it",
+        rule="what others send is read whole or refused, and fails nobody later",
+        where="protocol.trust.certificates",
+        old="    x509.InvalidVersion,\n",
+        new="",
+        tests=("tests/unit/trust/test_trust.py::test_a_certificate_of_an_odd_version_or_date_is_refused",),
+    ),
+    Mutation(
         name="the key of the invite before is taken for that of this one",
         rule="a join that was cut off anywhere goes on by the same invite",
         where="protocol.trust.enrolled:key_for",

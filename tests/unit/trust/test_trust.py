@@ -180,6 +180,27 @@ def test_a_certificate_of_a_curve_that_nobody_knows_is_refused() -> None:
         certificates.digest_of(certificates.from_der(damaged))
 
 
+@pytest.mark.parametrize(
+    ("part", "other", "text"),
+    [
+        (b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x03", "3 is not a valid X509 version"),
+        (b"20650124052000Z", b"00000124052000Z", "year 0"),
+        (b"20650225042000Z", b"00000225042000Z", "year 0"),
+    ],
+    ids=["of a version that is none", "from a year that is none", "until a year that is none"],
+)
+def test_a_certificate_of_an_odd_version_or_date_is_refused(part: bytes, other: bytes, text: str) -> None:
+    """Else whoever asks for its dates later would fail, and not by an error of atoll's."""
+    late = datetime(2065, 1, 24, 6, 20, tzinfo=UTC)  # years from 2050 on are written with four digits
+    root = Root.made(SALT, 3650 * DAY, late)
+    certificate = root.sign(KEY.public_key(), SITE, 32 * DAY - timedelta(hours=2), late)
+    whole = certificates.to_der(certificate)
+    assert whole.count(part) == 1
+    assert certificates.from_der(whole) == certificate
+    with pytest.raises(InvalidMessage, match=text):
+        certificates.from_der(whole.replace(part, other))
+
+
 def test_nothing_is_signed_after_the_end_of_a_root() -> None:
     with pytest.raises(HostError, match="root has expired, or this machine's clock is wrong"):
         ROOT.sign(KEY.public_key(), SITE, DAY, NOW + 4000 * DAY)
