@@ -36,6 +36,7 @@ class Standing:
         self._learned = found.learned  # as on the disk
         self._machine = machine
         self._kept = found.shown.roots  # on the disk
+        self._writes = asyncio.Lock()  # one at a time: each writes aside under the same names
         self._wakes = asyncio.Event(), asyncio.Event()
         self._banned: tuple[str, ...] = ()
         self._told: list[Callable[[tuple[str, ...]], None]] = []
@@ -79,7 +80,8 @@ class Standing:
     async def _renewed_identity(self) -> Shown:
         """With the same key; on the disk before it is shown."""
         shown = await renew_identity(self.before_coordinator, self.addresses, self.subject, self._machine.network)
-        await asyncio.to_thread(enrolled.keep_shown, self._folder, shown, self._machine.disk)
+        async with self._writes:
+            await asyncio.to_thread(enrolled.keep_shown, self._folder, shown, self._machine.disk)
         return shown
 
     async def _heed(self, news: News) -> None:
@@ -87,14 +89,14 @@ class Standing:
         pem, known = certificates.to_pem(*news.roots), certificates.from_pem(self.before_coordinator.shown.roots)
         if certificates.salt_of(news.roots[0]) != certificates.salt_of(known[0]):
             raise InvalidMessage("the coordinator names roots of another run")
-        for tls in (self.before_coordinator, self.among_sites):
-            if tls.shown.roots != pem:
-                tls.show(Shown(pem, tls.shown.certificate, tls.shown.key))
-        if self._kept != pem:
-            await asyncio.to_thread(
-                enrolled.keep_shown, self._folder, self.before_coordinator.shown, self._machine.disk
-            )
-            self._kept = pem
+        async with self._writes:  # an identity that is being renewed is shown before this goes on
+            for tls in (self.before_coordinator, self.among_sites):
+                if tls.shown.roots != pem:
+                    tls.show(Shown(pem, tls.shown.certificate, tls.shown.key))
+            if self._kept != pem:
+                shown, disk = self.before_coordinator.shown, self._machine.disk
+                await asyncio.to_thread(enrolled.keep_shown, self._folder, shown, disk)
+                self._kept = pem
         for wake in self._wakes:
             wake.set()
         self._tokens = self._tokens if news.tokens is None else news.tokens

@@ -798,6 +798,14 @@ MUTATIONS = (
         tests=(f"{TOKENS}::test_what_a_node_is_shown_is_no_token_for_the_coordinator",),
     ),
     Mutation(
+        name="roots and a renewed identity are written at the same time",
+        rule="what is in force is on the disk: the newest roots beside the newest identity",
+        where="protocol.trust.standing:Standing._heed",
+        old="async with self._writes:",
+        new="async with asyncio.Lock():",
+        tests=(f"{STANDING}::test_roots_that_change_while_an_identity_is_renewed_are_kept_beside_the_new_one",),
+    ),
+    Mutation(
         name="nodes forget which tokens count",
         rule="a token that was taken back is good for nothing",
         where="protocol.trust.standing:Standing.knows_token",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +21,9 @@ from atoll.coordinator.restoring import Restoring
 from atoll.coordinator.service import CoordinatorServer
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.security import Identity
+from atoll.protocol.dates import date_of
 from atoll.protocol.deposits import Seal
-from atoll.protocol.disk import Disk
+from atoll.protocol.disk import PRIVATE_FILE, Disk
 from atoll.protocol.errors import PeerError
 from atoll.protocol.machine import Machine
 from atoll.protocol.trust import certificates, enrolled, tokens, watching
@@ -34,6 +37,7 @@ from tests.harness.sites import until
 from tests.harness.sockets import free_address
 
 LIMIT_S = 60.0
+LIFE = timedelta(days=3650)
 SETTINGS = some_settings(run_id="run")
 
 
@@ -188,6 +192,61 @@ def test_a_token_counts_while_the_coordinator_says_so(tmp_path: Path) -> None:
             await until(lambda: standing.knows_token(token_id))
             await server.ask(TakeBackAsked(role="viewer", name="anna"))
             await until(lambda: not standing.knows_token(token_id))
+
+    asyncio.run(main())
+
+
+def test_roots_that_change_while_an_identity_is_renewed_are_kept_beside_the_new_one(tmp_path: Path) -> None:
+    """Both write into one folder: the roots wait until the identity is there, and then keep that one."""
+    home, address = tmp_path / "home", free_address()
+    folder = home / enrolled.FOLDER
+    is_writing, may_write, is_renewed = (threading.Event() for _ in range(3))
+
+    class Slow(Disk):
+        """Stops the renewal in its first write, and the roots of the news until the renewal is through."""
+
+        def __init__(self, of_news: bytes) -> None:
+            self._of_news = of_news
+
+        def write_whole(self, path: Path, data: bytes, *, fsync: bool = False, mode: int = PRIVATE_FILE) -> None:
+            if data == self._of_news:
+                assert is_renewed.wait(LIMIT_S)
+            else:
+                is_writing.set()
+                assert may_write.wait(LIMIT_S)
+            super().write_whole(path, data, fsync=fsync, mode=mode)
+
+    async def main() -> None:
+        coordinators = Coordinators(tmp_path)
+        async with coordinators.leads(address) as server:
+            await joined(await invited(server, "berlin"), home)
+            found = enrolled.load(folder)
+            assert found is not None
+            root = coordinators.authority.root.certificate
+            another = certificates.Root.made(certificates.salt_of(root), LIFE, date_of(Machine().wall_time()), 2)
+            news = watching.News([root, another.certificate], (), (), None)
+            pem = certificates.to_pem(*news.roots)
+            standing = Standing(found, folder, (address,), Machine(disk=Slow(pem)))
+            before = standing.before_coordinator
+            standing.among_sites = MutualTls("run", await standing._renewed())
+
+            async def renews() -> None:
+                """As `keep_in_force` does."""
+                before.show(await standing._renewed_identity())
+
+            renewing = asyncio.create_task(renews())
+            assert await asyncio.to_thread(is_writing.wait, LIMIT_S)
+            heeding = asyncio.create_task(standing._heed(news))
+            await asyncio.sleep(0)  # it has come as far as it comes
+            may_write.set()
+            await renewing
+            is_renewed.set()
+            await heeding
+            assert before.shown.certificate != found.shown.certificate
+            assert before.shown.roots == standing.among_sites.shown.roots == pem
+            again = enrolled.load(folder)
+            assert again is not None
+            assert again.shown == before.shown
 
     asyncio.run(main())
 
