@@ -29,6 +29,7 @@ def test_the_page_follows_a_run_and_shows_a_killed_site(tmp_path: Path) -> None:
         worker = [sys.executable, str(LOGGING)]
         nodes = {name: run.start_node(name, worker) for name in ("a", "b")}
         page.open(url)
+        page.until("document.getElementById('errors').innerText.includes('this run is in plain text (--insecure)')")
         page.until("document.querySelectorAll('#chart .curve').length === 3")  # the run and its sites
         page.until("[...document.getElementById('what').options].some((o) => o.value === 'val_loss')")
         page.until("/tokens\\/s\\s*[0-9]/.test(document.getElementById('facts').innerText)")

@@ -13,15 +13,19 @@ import pytest
 
 from atoll.node.exchange import hub, service
 from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.peers import claims
+from atoll.node.exchange.peers import claims, rpc
 from atoll.node.exchange.peers.claims import Claims
 from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.listener import listen
 from atoll.node.exchange.service import PeerService
+from atoll.protocol import PROTOCOL_VERSION, transport
 from atoll.protocol.errors import RefusedError
 from atoll.protocol.messages import Donor, Member, Sources
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import Caller
 from atoll.protocol.v1 import common_pb2, peer_pb2
+from tests.harness import calls
+from tests.unit.trust.test_security import tls
 
 
 def called_by(name: str) -> Any:
@@ -116,6 +120,63 @@ def test_a_call_that_a_ban_ends_says_so() -> None:
         assert said == [(grpc.StatusCode.PERMISSION_DENIED, "site b of run run is banned")]
 
     asyncio.run(main())
+
+
+HEADER = common_pb2.Header(protocol_version=PROTOCOL_VERSION, run_id="run", site_id=2, incarnation=1)
+SAYS = {
+    rpc.EXCHANGE_METHOD: peer_pb2.ExchangeRequest(open=peer_pb2.ExchangeOpen(header=HEADER, num_chunks=1)),
+    rpc.FETCH_STATE_METHOD: peer_pb2.FetchStateRequest(header=HEADER),
+    rpc.FETCH_PAYLOADS_METHOD: peer_pb2.FetchPayloadsRequest(header=HEADER),
+    rpc.DONATE_METHOD: peer_pb2.DonateRequest(open=peer_pb2.DonateOpen(header=HEADER)),
+    rpc.PROBE_METHOD: peer_pb2.ProbeRequest(header=HEADER),
+    rpc.DIAL_ME_METHOD: peer_pb2.DialMeRequest(header=HEADER, address="127.0.0.1:1"),
+    rpc.MEASURE_METHOD: common_pb2.MeasureRequest(header=HEADER, answer=True),
+}
+"""What opens a call of each method, in the name of site 2."""
+
+
+async def called(channel: grpc.aio.Channel, method: str, says: bytes) -> object:
+    """The first that is answered."""
+    if method in (rpc.EXCHANGE_METHOD, rpc.DONATE_METHOD, rpc.MEASURE_METHOD):
+        stream: Any = channel.stream_stream(method)(timeout=60)
+        await calls.write(stream, says)
+        await calls.done_writing(stream)
+        return await stream.read()
+    if method in (rpc.FETCH_STATE_METHOD, rpc.FETCH_PAYLOADS_METHOD):
+        fetch: Any = channel.unary_stream(method)
+        return await fetch(says, timeout=60).read()
+    ask: Any = channel.unary_unary(method)
+    return await ask(says, timeout=60)
+
+
+@pytest.mark.parametrize("method", SAYS)
+def test_no_method_answers_a_member_that_says_to_be_another(method: str) -> None:
+    """Over TLS: the certificate says who calls."""
+
+    async def main() -> None:
+        security = tls(Kind.SITE, "b")
+        found = Claims(security)
+        found.learn([member(2, "berlin")])
+        here = Hub(run_id="run", incarnation=1, dialer=Dialer(), pool=ThreadPoolExecutor(1), claims=found)
+        server, port = await listen("127.0.0.1:0", PeerService(here).handlers, security=security)
+        mallory = tls(Kind.SITE, "mallory").towards(Kind.SITE, "b")
+        channel = transport.open_channel(f"127.0.0.1:{port}", handshake=mallory, max_message_bytes=1 << 20)
+        try:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await called(channel, method, SAYS[method].SerializeToString())
+        finally:
+            await channel.close()
+            await server.stop(None)
+            await here.close()
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert refused.value.details() == "site mallory of run run says to be site 2, which is berlin"
+
+    asyncio.run(main())
+
+
+def test_what_every_method_says_is_tried() -> None:
+    here: Any = MagicMock(run_id="run")
+    assert {f"/{rpc.SERVICE}/{name}" for name in PeerService(here).handlers} == set(SAYS)
 
 
 def test_whoever_comes_before_the_plan_is_compared_with_it_once_it_is_here(monkeypatch: pytest.MonkeyPatch) -> None:

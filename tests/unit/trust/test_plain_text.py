@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 
 from atoll.coordinator import config as coordinator
+from atoll.coordinator.authority import Authority
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.main import serve
+from atoll.coordinator.service import CoordinatorServer
 from atoll.node.daemon import config as node
 from atoll.node.daemon.config import NodeConfig
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.trust import certificates
+from atoll.protocol.trust.security import MutualTls
+from tests.harness.coordinator_story import some_settings
+from tests.harness.memory_store import MemoryStore
 
 ELSEWHERE = "10.0.0.1:7700"
 WHAT_TO_DO = r"Leave out --insecure, and invite sites \(`atoll invite`\); or say --insecure-network in its place"
@@ -62,3 +69,21 @@ def test_a_coordinator_that_would_be_in_plain_text_elsewhere_makes_nothing(field
 def test_an_address_has_at_least_one_connection(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--connections-per-address 0: must be at least 1"):
         coordinator.validate(CoordinatorConfig(store_path=tmp_path, connections_per_address=0))
+
+
+def test_the_document_of_the_page_says_whether_the_run_is_in_plain_text(tmp_path: Path) -> None:
+    """tests/process/test_page_in_a_browser.py has what the page says of it."""
+
+    async def documents() -> list[dict[str, Any]]:
+        config, settings = CoordinatorConfig(store_path=tmp_path / "run.db"), some_settings(run_id="run")
+        authority = Authority.opened(tmp_path / "trust", "run", Machine())
+        tls = MutualTls("run", authority.shown())
+        return [
+            await CoordinatorServer(config, settings, MemoryStore()).document(),
+            await CoordinatorServer(config, settings, MemoryStore(), authority=authority, security=tls).document(),
+        ]
+
+    plain, secured = asyncio.run(documents())
+    assert (plain["root"], plain["root_until_s"]) == (None, None)
+    (root,) = certificates.from_pem(secured["root"].encode())
+    assert secured["root_until_s"] == root.not_valid_after_utc.timestamp()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,19 @@ import grpc
 import pytest
 
 from atoll.node import limits
+from atoll.node.daemon.peers import listen_for_peers
+from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.listener import listen
 from atoll.node.exchange.peers.rpc import PROBE_METHOD
 from atoll.protocol import transport
 from atoll.protocol.dates import date_of
 from atoll.protocol.errors import InvalidMessage, PeerError
+from atoll.protocol.machine import Machine
 from atoll.protocol.trust import certificates, renewing
 from atoll.protocol.trust.certificates import Root
 from atoll.protocol.trust.names import Kind, Subject
-from atoll.protocol.trust.security import MutualTls, Shown
+from atoll.protocol.trust.security import PLAIN, MutualTls, Shown
 from tests.simulation.loop import SimLoop
 
 NOW_S = 1_764_000_000.0
@@ -114,6 +120,29 @@ def test_one_site_has_so_many_calls_under_way_at_a_node_and_another_one_has_its_
 
     ok = grpc.StatusCode.OK
     assert asyncio.run(main()) == [grpc.StatusCode.UNAVAILABLE, ok, ok, ok, ok]
+
+
+def test_a_node_takes_so_many_connections_of_peers_and_ends_those_that_are_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the server does with it is shown by tests/unit/protocol/test_transport.py."""
+    monkeypatch.setattr(limits, "MAX_PEER_CONNECTIONS", 7)
+    monkeypatch.setattr(limits, "PEER_IDLE_LIMIT_S", 11.0)
+    made: list[dict[str, Any]] = []
+
+    class Noted:
+        def create_server(self, **options: Any) -> grpc.aio.Server:
+            made.append(options)
+            return transport.create_server(**options)
+
+    async def main() -> None:
+        network: Any = Noted()
+        hub = Hub(run_id="run", incarnation=1, dialer=Dialer(), pool=ThreadPoolExecutor(1))
+        async with AsyncExitStack() as stack:
+            assert await listen_for_peers(hub, "127.0.0.1:0", Machine(network=network), PLAIN, stack)
+
+    asyncio.run(main())
+    assert [(options["max_connections"], options["idle_limit_s"]) for options in made] == [(7, 11.0)]
 
 
 def test_a_server_shows_what_was_renewed_from_the_next_connection_on(tmp_path: Path) -> None:
