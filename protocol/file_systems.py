@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 NETWORK = (
@@ -14,7 +16,7 @@ IN_MEMORY = ("tmpfs", "ramfs")
 def kind_of(path: Path) -> str:
     """Its type; '' where that is not known. `path` need not be there yet."""
     try:
-        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+        mounts = os.fsdecode(Path("/proc/mounts").read_bytes())
     except OSError:
         return ""  # not Linux: there is no such list
     return kind_among(path.resolve(), mounts)
@@ -23,11 +25,12 @@ def kind_of(path: Path) -> str:
 def kind_among(path: Path, mounts: str) -> str:
     """The same, of the text of /proc/mounts."""
     best, found = -1, ""
-    for line in mounts.splitlines():
+    for line in mounts.split("\n"):
         fields = line.split(" ")
         if len(fields) < 3:
             continue
-        mount = Path(fields[1].encode().decode("unicode_escape"))
+        # Spaces, tabs, line breaks and backslashes are written in octal, all other bytes as they are.
+        mount = Path(re.sub(r"\\([0-3][0-7]{2})", lambda code: chr(int(code[1], 8)), fields[1]))
         if path.is_relative_to(mount) and len(mount.parts) >= best:
             best, found = len(mount.parts), fields[2]
     return found

@@ -131,6 +131,14 @@ MUTATIONS = (
         tests=("tests/unit/local/test_home.py",),
     ),
     Mutation(
+        name="a mount point whose name is not ASCII is not found",
+        rule="what lies on a network file system is said, whatever its folder is called",
+        where="protocol.file_systems:kind_among",
+        old='re.sub(r"\\\\([0-3][0-7]{2})", lambda code: chr(int(code[1], 8)), fields[1])',
+        new='fields[1].encode().decode("unicode_escape")',
+        tests=("tests/unit/protocol/test_file_systems.py::test_the_file_system_of_a_path",),
+    ),
+    Mutation(
         name="README does not know an exit code",
         rule="README has a row for each exit code",
         where="protocol.errors:WorkerError",

@@ -13,6 +13,9 @@ MOUNTS = """\
 server:/home /home nfs4 rw 0 0
 tmpfs /home/me/fast tmpfs rw 0 0
 server:/x /with\\040space cifs rw 0 0
+server:/y /mnt/Größe nfs4 rw 0 0
+server:/z /mnt/\udce4 nfs rw 0 0
+tmpfs /mnt/a\\134x41\\011b ramfs rw 0 0
 """
 
 
@@ -24,6 +27,9 @@ server:/x /with\\040space cifs rw 0 0
         ("/home/me/fast/run", "tmpfs"),
         ("/homeless", "ext4"),
         ("/with space", "cifs"),
+        ("/mnt/Größe/run", "nfs4"),
+        ("/mnt/\udce4", "nfs"),  # a byte that is no UTF-8
+        ("/mnt/a\\x41\tb", "ramfs"),
     ],
 )
 def test_the_file_system_of_a_path(path: str, kind: str) -> None:
