@@ -53,7 +53,8 @@ OWN_PARAMETERS = {
     "a schedule-free optimizer keeps averaged weights": ("train_mode",),
     "it keeps averaged weights": ("swa_buffer", "ema", "averaged_model", "averager"),
 }
-"""What optimizers keep parameters of their own for, and the attributes, state keys and group keys that tell of it."""
+"""What optimizers keep parameters of their own for, and the attributes, state keys and group keys that tell of it: they
+hold tensors, or an object that has some, and no number."""
 DUAL_AVERAGING = frozenset({"MADGRAD", "MirrorMADGRAD", "DAdaptSGD", "DAdaptAdaGrad"})
 """Classes that with momentum go a part of the way to a point of their own in each step, as training might: what they do
 does not tell, and before the first step nothing else does."""
@@ -395,10 +396,11 @@ def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], found: Sequen
         kind = type(optimizer).__name__
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"atoll.join got a {kind} as optimizer; give the torch.optim.Optimizer inside it")
-        keys = {key for state in optimizer.state.values() for key in state}
-        keys.update(key for group in optimizer.param_groups for key in group)
+        kept = (*optimizer.state.values(), *optimizer.param_groups)
         for reason, marker in ((reason, marker) for reason, markers in OWN_PARAMETERS.items() for marker in markers):
-            if marker in keys or _is_used(getattr(optimizer, marker, None)):
+            values = [of[marker] for of in kept if marker in of]
+            is_switch = marker == "train_mode" and values  # off while a model is evaluated
+            if is_switch or any(map(_is_used, (*values, getattr(optimizer, marker, None)))):
                 raise ConfigError(
                     f"{kind} would overwrite what comes from the other sites ({reason}: {marker!r}); "
                     "use an optimizer that changes the model's parameters in place"
@@ -419,5 +421,10 @@ def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], found: Sequen
                     )
 
 
-def _is_used(attribute: object) -> bool:
-    return attribute is not None and not (isinstance(attribute, bool | list | tuple | dict) and not attribute)
+def _is_used(value: object) -> bool:
+    """Whether it may be parameters, or a switch that says that there are some."""
+    if isinstance(value, list | tuple | dict):
+        return any(map(_is_used, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, Tensor):
+        return value.dim() > 0
+    return value is True or not (value is None or isinstance(value, bool | int | float | str))

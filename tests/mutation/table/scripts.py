@@ -254,6 +254,16 @@ MUTATIONS = (
         tests=(f"{TAKEN_BACK}::test_lbfgs_that_solves_the_sites_problem_in_a_step_takes_nothing_back",),
     ),
     Mutation(
+        name="averaged weights of an optimizer are told by a name alone",
+        rule="an optimizer is refused for the parameters that it keeps, and not for a hyperparameter's name",
+        where="node.worker.tensors:_is_used",
+        old="value is True or not (value is None or isinstance(value, bool | int | float | str))",
+        new="value is not None and value is not False",
+        tests=(
+            "tests/unit/worker/test_worker_tensors.py::test_averaged_weights_are_told_by_what_they_are_and_not_by_a_name",
+        ),
+    ),
+    Mutation(
         name="dual averaging trains",
         rule="an optimizer that takes back what comes from the other sites is refused by name",
         where="node.worker.tensors:_check_optimizers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -247,11 +248,37 @@ def test_optimizers_with_parameters_of_their_own_are_refused() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer.state[net.weight]["z"] = torch.zeros(2, 2)
     find_tensors([net], [optimizer])  # a name is no proof
-    optimizer.param_groups[0]["train_mode"] = True
-    with pytest.raises(ConfigError, match="schedule-free"):
-        find_tensors([net], [optimizer])
+    for is_on in (True, False):
+        optimizer.param_groups[0]["train_mode"] = is_on
+        with pytest.raises(ConfigError, match="schedule-free"):
+            find_tensors([net], [optimizer])
     with pytest.raises(ConfigError, match="got a Wrapper"):
         find_tensors([net], [type("Wrapper", (), {})()])
+
+
+VALUES = torch.zeros(2, 2)
+
+
+@pytest.mark.parametrize("where", ["group", "state", "attribute"])
+@pytest.mark.parametrize(
+    ("ema", "is_refused"),
+    [(0.99, False), (None, False), (False, False), ("none", False), ((0.9, 0.99), False), (torch.tensor(0.99), False),
+     (VALUES, True), ({"weight": VALUES}, True), ([[VALUES]], True), (nn.Linear(2, 2), True), (True, True)],
+)  # fmt: skip
+def test_averaged_weights_are_told_by_what_they_are_and_not_by_a_name(
+    ema: object, is_refused: bool, where: str
+) -> None:
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    match where:
+        case "group":
+            optimizer.param_groups[0]["ema"] = ema
+        case "state":
+            optimizer.state[net.weight]["ema"] = ema
+        case "attribute":
+            vars(optimizer)["ema"] = ema
+    with pytest.raises(ConfigError, match="keeps averaged weights: 'ema'") if is_refused else nullcontext():
+        find_tensors([net], [optimizer])
 
 
 @pytest.mark.parametrize(
