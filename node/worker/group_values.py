@@ -28,10 +28,11 @@ def check(optimizer: torch.optim.Optimizer) -> None:
     """Raises ConfigError, naming it, for a tensor in a group that cannot be kept."""
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
-            if key != "params" and any(not _is_small(tensor) for tensor in _tensors(value)):
+            if key != "params" and not is_kept(value) and _has_tensor(value):
                 raise ConfigError(
                     f"{type(optimizer).__name__} keeps {key!r} of parameter group {number} as a tensor of more than "
-                    f"{MAX_ELEMENTS} elements or of a kind of its own; it cannot be kept in a checkpoint"
+                    f"{MAX_ELEMENTS} elements, of a kind of its own, in a dict, or in a list with more than plain "
+                    "values; it cannot be kept in a checkpoint"
                 )
 
 
@@ -66,10 +67,10 @@ def _is_small(value: Tensor) -> bool:
     return type(value) is Tensor and value.numel() <= MAX_ELEMENTS and value.dtype in DTYPE_NAMES
 
 
-def _tensors(value: object) -> list[Tensor]:
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return [value] if isinstance(value, Tensor) else []
+def _has_tensor(value: object) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return any(map(_has_tensor, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Tensor)
 
 
 def _widened(values: Tensor) -> Tensor:

@@ -295,6 +295,16 @@ MUTATIONS = (
         tests=("tests/unit/worker/test_worker_checkpoint.py::test_what_another_rank_still_needs_is_kept",),
     ),
     Mutation(
+        name="a dict of tensors in a parameter group is left out of checkpoints",
+        rule="a checkpoint has all that an optimizer has learned, or is not written",
+        where="node.worker.group_values:check",
+        old="not is_kept(value) and _has_tensor(value)",
+        new="isinstance(value, Tensor) and not _is_small(value)",
+        tests=(
+            "tests/unit/worker/test_script_state.py::test_a_tensor_in_a_group_that_cannot_be_kept_is_refused_by_name",
+        ),
+    ),
+    Mutation(
         name="all replicas write what they have alike",
         rule="what ranks have alike is written to checkpoints once",
         where="node.worker.checkpoint:LocalCheckpoints.go_on",

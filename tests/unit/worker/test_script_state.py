@@ -246,23 +246,34 @@ def test_tensors_in_parameter_groups_are_kept(tmp_path: Path) -> None:
         assert torch.equal(mine, its)
 
 
-def test_a_large_tensor_in_a_group_and_one_of_a_kind_of_its_own_are_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "table",
+    [torch.zeros(100, 100), {"mean": torch.zeros(2)}, [{"of": (torch.zeros(2),)}], [torch.zeros(2), max]],
+    ids=["large", "in a dict", "in a dict of a list", "beside a function"],
+)
+def test_a_tensor_in_a_group_that_cannot_be_kept_is_refused_by_name(
+    table: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Else training would go on from a checkpoint without it, and nobody would know."""
+    rank = Trained(tmp_path / "of", {}, kind=lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9))
+    train(rank.net, rank.optimizer, 0)
+    rank.optimizer.param_groups[0]["table"] = table
+    rank.write()
+    assert "keeps 'table' of parameter group 0" in capsys.readouterr().err
+    assert not (tmp_path / "of").exists()
+
+
+def test_a_state_of_a_kind_of_its_own_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class EightBit(torch.Tensor):
         """As torchao's states: fp32 by its dtype, and not in memory."""
 
-    for key, words in (("group", "keeps 'table' of parameter group 0"), ("state", "is a EightBit, a tensor of a kind")):
-        rank = Trained(tmp_path / key, {}, kind=lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9))
-        train(rank.net, rank.optimizer, 0)
-        if key == "group":
-            rank.optimizer.param_groups[0]["table"] = torch.zeros(100, 100)
-        else:
-            state = rank.optimizer.state[rank.net[0].get_parameter("weight")]
-            state["momentum_buffer"] = state["momentum_buffer"].as_subclass(EightBit)
-        rank.write()
-        assert words in capsys.readouterr().err
-        assert not (tmp_path / key).exists()
+    rank = Trained(tmp_path / "of", {}, kind=lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9))
+    train(rank.net, rank.optimizer, 0)
+    state = rank.optimizer.state[rank.net[0].get_parameter("weight")]
+    state["momentum_buffer"] = state["momentum_buffer"].as_subclass(EightBit)
+    rank.write()
+    assert "is a EightBit, a tensor of a kind" in capsys.readouterr().err
+    assert not (tmp_path / "of").exists()
 
 
 @pytest.mark.parametrize("kind", [InState, Beside])
