@@ -29,7 +29,7 @@ def welcomed(ctx: Context, message: Welcome) -> None:
     wanted = last if len(last) == sync.fragments else none  # an older coordinator says nothing
     site.error_commits = tuple(of if at == of else 0 for at, of in zip(held, wanted, strict=True))
     site.error_shares = (0.0,) * sync.fragments
-    if lost := [f for f, at in enumerate(held) if at != 0 and not site.error_commits[f]]:
+    if lost := [f for f, at in enumerate(held) if (at != 0 or wanted[f]) and not site.error_commits[f]]:
         _drop(ctx, lost, "what an earlier start left is not of this site's last contribution, or not whole")
     _compare_with_hosts(ctx)
 
@@ -94,7 +94,7 @@ def advanced(ctx: Context, event: events.ErrorsAdvanced) -> None:
         return
     covered = ctx.settings.sync.fragments_in(job.fragment)
     if event.problem is not None:
-        site.not_advanced_by = job.commit
+        site.not_advanced_by.add(job.commit)
         _drop(ctx, covered, event.problem)
     else:
         site.error_commits = tuple(job.commit if f in covered else at for f, at in enumerate(site.error_commits))
@@ -107,7 +107,9 @@ def check(ctx: Context, lane: Lane) -> None:
         return  # of gradients nothing is left over
     errors, commit = ctx.site.error_commits, lane.snapshot.committed_in
     covered = ctx.settings.sync.fragments_in(lane.fragment)
-    if errors and commit != ctx.site.not_advanced_by and any(errors[f] != commit for f in covered):
+    is_said = commit in ctx.site.not_advanced_by
+    ctx.site.not_advanced_by.discard(commit or 0)
+    if errors and not is_said and any(errors[f] != commit for f in covered):
         _drop(
             ctx,
             covered,

@@ -12,6 +12,7 @@ from atoll.node.core import outputs as out
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.shell import Shell, fatal
 from atoll.node.dataplane import best_model, saved_model
+from atoll.protocol.changed import settings_with
 from atoll.protocol.settings import settings_to_json
 from atoll.protocol.threads import run_to_its_end
 
@@ -50,11 +51,11 @@ class Models:
                 self._shell.start(partial(self._drop_best, after), fatal("removing a wrong model: "))
 
     async def _save(self, output: out.SaveModel) -> e.Event:
-        folder, plane = self.folder, self._disk.present
+        folder, plane, core = self.folder, self._disk.present, self._shell.core
         info = {
             "run_step": output.run_step,
             "run_tokens": output.run_tokens,
-            "settings": json.loads(settings_to_json(self._shell.core.settings)),
+            "settings": json.loads(settings_to_json(settings_with(core.settings, core.site.changed_json))),
             "site": self._shell.config.name,
         }
         trouble = ""

@@ -27,6 +27,7 @@ from atoll.coordinator.core.sync.blame import in_words
 from atoll.coordinator.core.sync.exclusions import Kind
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
+from atoll.protocol.outer import same_rates
 
 MAX_STEPS_OF_ADVANCE = 1000
 
@@ -69,7 +70,7 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
     if sync.exclusions.is_void(site.start):
         return  # reducers may hold what it discarded, under the same key; it contributes to the next sync
     known = sync.ready.get(site.site_id)
-    if known is not None and _contributed(known) != _contributed(message):
+    if known is not None and not _is_same(known, message):
         return  # a contribution never changes
     if not leases.may_list(run, site, message):
         text = f"the Ready of {site.label} is refused: it lists data that this start does not lease"
@@ -82,8 +83,10 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
     sync.take_ready(site.site_id, message, run.now)
 
 
-def _contributed(ready: m.Ready) -> tuple[object, ...]:
-    return ready.tokens, ready.ranges, ready.error_commits, ready.rates, ready.contributions_root
+def _is_same(known: m.Ready, said: m.Ready) -> bool:
+    """One contribution. After a restart of the coordinator the rates that are known of it are the usual ones."""
+    one, other = ((r.tokens, r.ranges, r.error_commits, r.contributions_root) for r in (known, said))
+    return one == other and same_rates(known.rates, said.rates)
 
 
 def done(run: Run, site: Site, message: m.Done) -> None:

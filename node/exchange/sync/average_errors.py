@@ -53,6 +53,8 @@ class AverageErrors:
     _kept: dict[AttemptKey, dict[int, Encoded | Spilled]] = field(default_factory=dict)
     _counting: set[AttemptKey] = field(default_factory=set)
     """Of those kept, the attempts that are the last commit of some fragment."""
+    _said_of: AttemptKey | None = None
+    """The last attempt for whose errors there was no room."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, chunk: int, attempt: AttemptKey | None) -> Floats:
@@ -91,7 +93,9 @@ class AverageErrors:
         try:
             item = encoded if self.spill is None else self.spill.keep(encoded)
         except HostError as error:
-            log.warning("error feedback of averages: there is no room for the error of chunk %d: %s", chunk, error)
+            if attempt != self._said_of:  # once for all its chunks: the log may be on that disk
+                self._said_of = attempt
+                log.warning("error feedback of averages: there is no room for the error of chunk %d: %s", chunk, error)
             return
         with self._lock:
             before = [k for key, k in self._kept.items() if chunk in k and key.sync == attempt.sync and key <= attempt]

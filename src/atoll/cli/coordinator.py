@@ -212,18 +212,18 @@ def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, d
 
 def as_before(settings: RunSettings, saved: SavedManifest, path: Path) -> RunSettings:
     """With the outer optimizer of the run that is resumed, whose slots are saved: `auto` chooses no other one. Raises
-    ConfigError if the saved model does not say it."""
+    ConfigError if the saved model does not say it, and has slots."""
     from atoll.protocol.outer import resolved
     from atoll.protocol.outer_settings import FOR_GRADIENTS, OuterSettings
     from atoll.protocol.settings import read_settings
 
     if settings.sync.steps_at_nodes:
         return resolved(settings)  # with other slots than are saved the sites refuse it
-    if not saved.slots:
-        return resolved(settings, OuterSettings(optimizer="sgd"))
     try:
         before, _ = read_settings(json.dumps(saved.info["settings"]))
     except (InvalidMessage, LookupError, ValueError, TypeError) as error:
+        if not saved.slots:
+            return resolved(settings, OuterSettings(optimizer="sgd"))
         raise ConfigError(
             f"{path} does not say which outer optimizer its run had ({error}): say outer.optimizer in the run's file"
         ) from None

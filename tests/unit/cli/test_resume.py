@@ -91,8 +91,13 @@ def test_auto_takes_the_outer_optimizer_of_the_run_that_is_resumed(tmp_path: Pat
     """Its slots are saved, and another optimizer could not take them. Each of these runs would be long enough."""
     run = 'run_id = "second"\nsteps = 4000'
     assert ask(tmp_path, run, saved)[0].outer == OuterSettings(optimizer="sgd")
+    without_slots = OuterSettings(optimizer="sgd", learning_rate=0.5)
+    settings = {"settings": json.loads(settings_to_json(RunSettings(run_id="first", outer=without_slots)))}
+    plain = json.loads(saved.read_text())
+    saved.write_text(json.dumps(plain | settings))
+    assert ask(tmp_path, run, saved)[0].outer == without_slots
     before = OuterSettings(learning_rate=0.7, momentum=0.4)
-    table = json.loads(saved.read_text()) | {"slots": ["momentum"]}
+    table = plain | {"slots": ["momentum"]}
     with_settings = {"settings": json.loads(settings_to_json(RunSettings(run_id="first", outer=before)))}
     saved.write_text(json.dumps(table | with_settings))
     assert ask(tmp_path, run, saved)[0].outer == before

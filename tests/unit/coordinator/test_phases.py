@@ -71,6 +71,22 @@ def test_after_a_restart_the_window_is_as_long_again() -> None:
     assert story.last("a", m.Open).num_steps == 4
 
 
+def test_a_loss_counts_after_a_restart_though_a_rate_is_another_in_its_last_digits() -> None:
+    """One script on two machines; what is kept of a plan has the usual rates."""
+    story = a_run(steps=100)
+    others = tuple(rate * (1 + 1e-9) for rate in RATES)
+    for name, rates, loss in (("a", RATES, 2.0), ("b", others, 4.0)):
+        story.ready(name, rates=rates, errors=(0,), loss=loss)
+    story.restart()
+    for name, rates, loss in (("a", RATES, 2.0), ("b", others, 4.0)):
+        story.connect(name, state=(0, "s0"))
+        story.offer(name)
+        story.ready(name, rates=rates, errors=(0,), loss=loss)
+    for name in "ab":
+        story.done(name, "s0")
+    assert story.view.losses[-1][-1] == 3.0
+
+
 def test_a_start_of_a_site_hears_of_the_last_commit_that_left_it_an_error() -> None:
     """Commits 1, 2 and 4 are of gradients."""
     story = a_run(steps=100)

@@ -216,8 +216,9 @@ def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
     saved: list[Path] = []
     monkeypatch.setattr(saved_model, "put_in_place", lambda folder, _: saved.append(folder))
 
-    async def save(frozen: object, folder: Path, info: object, instead: Path) -> Exception:
+    async def save(frozen: object, folder: Path, info: Any, instead: Path) -> Exception:
         assert (folder, instead) == (asked, tmp_path / "home" / "model")
+        assert info["settings"]["outer"]["learning_rate"] == 0.25, "as it is, for a run that is resumed with it"
         return error
 
     async def happen(node: Node) -> None:
@@ -227,6 +228,7 @@ def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
         plane.frozen = lambda commit: nullcontext()
         node.disk.plane = plane
         saves_the_last_model(node)
+        node.core.site.change('{"outer.learning_rate": 0.25}')
         node._execute(out.SaveModel(commit=1, run_step=1, run_tokens=1))
 
     code, text = ended_by(happen, tmp_path)

@@ -281,7 +281,8 @@ def test_what_an_earlier_start_left_counts_if_its_commit_is_the_last_one_that_ho
         ((4,), (0,), (0,)),  # the log does not reach so far
         ((4,), (), (0,)),  # an older coordinator
         ((4, 5), (4, 6), (4, 0)),
-        ((0, 5), (4, 5), (0, 5)),  # of the first there was none
+        ((0, 5), (4, 5), (0, 5)),  # of the first it was not advanced yet, or all of it is damaged
+        ((0, 5), (0, 5), (0, 5)),  # of the first there was none
         ((None, 5), (4, 5), (0, 5)),  # a part of the first was advanced, or is damaged
     ],
 )
@@ -290,7 +291,8 @@ def test_what_an_earlier_start_left_of_another_contribution_is_dropped_and_said(
 ) -> None:
     drive = back(held, last, len(held))
     assert drive.errors() == left
-    is_lost = any(at != 0 and not kept for at, kept in zip(held, left, strict=True))
+    wanted_of = last or (0,) * len(held)
+    is_lost = any((at != 0 or of) and not kept for at, of, kept in zip(held, wanted_of, left, strict=True))
     assert drive.num_errors_dropped() == is_lost
     wanted = (
         "error feedback is dropped, and begins anew: what an earlier start left is not of this site's last contribution"
