@@ -147,7 +147,7 @@ MUTATIONS = (
     Mutation(
         name="a run that is resumed has other rates than the one before without slots",
         rule="a run that is resumed has the outer optimizer of the one before",
-        where="cli.coordinator:as_before",
+        where="src.atoll.cli.coordinator:as_before",
         old="    return resolved(settings, before.outer)",
         new='    return resolved(settings, before.outer if saved.slots else OuterSettings(optimizer="sgd"))',
         tests=("tests/unit/cli/test_resume.py",),
