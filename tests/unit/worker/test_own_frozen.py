@@ -87,12 +87,11 @@ def test_an_optimizer_may_hold_the_base_too(monkeypatch: pytest.MonkeyPatch, tmp
     def trained_for(num_steps: int) -> torch.optim.Optimizer:
         node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True)), (9, STOP)]
         net = LoRA()
-        optimizer = torch.optim.AdamW(
-            [{"params": [*net.base.parameters()]}, {"params": [net.down.weight, net.up.weight]}]
-        )
+        base, trained = [*net.base.parameters()], [*net.down.parameters(), *net.up.parameters()]
+        optimizer = torch.optim.AdamW([{"params": base}, {"params": trained}])
         with atoll.join(net, optimizer, frozen="own", ramp_steps=0) as site:
             for _ in range(num_steps):
-                net.up(net.down(net.base(torch.ones(1, 64)))).sum().backward()  # type: ignore[no-untyped-call]
+                net.up(net.down(net.base(torch.ones(1, 64)))).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 site.step(tokens=1)
