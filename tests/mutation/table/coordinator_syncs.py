@@ -65,7 +65,7 @@ MUTATIONS = (
         name="contribution changes after Ready",
         rule="a contribution never changes: a second Ready with other tokens or data is not taken",
         where="coordinator.core.sync.driver:ready",
-        old="_contributed(known) != _contributed(message)",
+        old="not _is_same(known, message)",
         new="False",
         tests=("tests/unit/coordinator/test_ready.py",),
     ),

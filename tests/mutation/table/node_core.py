@@ -712,7 +712,7 @@ MUTATIONS = (
         name="the error of an earlier start goes without a word",
         rule="what is zeroed is said",
         where="node.core.errors:welcomed",
-        old="if lost := [f for f, at in enumerate(held) if at != 0 and not site.error_commits[f]]:",
+        old="if lost := [f for f, at in enumerate(held) if (at != 0 or wanted[f]) and not site.error_commits[f]]:",
         new="if lost := ():",
         tests=ERRORS,
     ),

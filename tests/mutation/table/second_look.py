@@ -49,9 +49,9 @@ MUTATIONS = (
     Mutation(
         name="what is there is kept beside itself",
         rule="no memory that nobody counts",
-        where="node.worker.pieces:SharedTensors._swapped_in",
-        old="            is_there = copies.are_equal(publish, local)\n",
-        new="            is_there = False\n",
+        where="node.worker.pieces:SharedTensors._swap_into",
+        old="None if copies.are_equal(publish, local) else local",
+        new="local",
         tests=(PIECES,),
     ),
     Mutation(
@@ -74,7 +74,7 @@ MUTATIONS = (
         name="audits of void commits stay open",
         rule="47: a rollback ends audits of what is void",
         where="coordinator.core.log.rollback:go_back",
-        old="    judging.gone_back(run)",
+        old="    judging.gone_back(run, last)",
         new="    pass",
         tests=(GONE_BACK,),
     ),

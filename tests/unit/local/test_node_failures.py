@@ -59,6 +59,7 @@ from tests.harness.sites import until
 SETTINGS = RunSettings(run_id="run", time_limits="local")
 NOBODY = "127.0.0.1:1"
 MANIFEST = layout().manifest
+CHANGED = '{"outer.learning_rate": 0.25}'
 A_COMMIT = m.Commit(
     commit=5, sync=5, attempt=1, term=1, contributors=(), payload_digest=bytes(32), run_step=50, run_tokens=1
 )
@@ -194,7 +195,7 @@ def saves_the_last_model(node: Node) -> None:
     donors = (m.Donor(site_id=2, incarnation=1, address=NOBODY, commit=1),)
     events: tuple[e.Event, ...] = (
         e.SessionOpened(),
-        e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=1)),
+        e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=1, changed_json=CHANGED)),
         e.WorkersJoined(generation=1, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20),
         e.Received(1, m.Admitted(site_id=1, admitted_as=m.AdmittedAs.JOINER, run_seed=1)),
         e.Received(1, m.Sources(attested=attested, donors=donors)),
@@ -228,7 +229,6 @@ def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
         plane.frozen = lambda commit: nullcontext()
         node.disk.plane = plane
         saves_the_last_model(node)
-        node.core.site.change('{"outer.learning_rate": 0.25}')
         node._execute(out.SaveModel(commit=1, run_step=1, run_tokens=1))
 
     code, text = ended_by(happen, tmp_path)
