@@ -35,8 +35,6 @@ DISK_SHARE = 8
 
 BYTES_OF_ADAMW = 8
 """For each parameter, in fp32."""
-OF_THE_MODEL = ("state", "payloads", "errors", "average-errors", "kept-contributions", "snapshots", "model")
-"""How folders of a home begin that have what a `Footprint` counts."""
 LOG_BYTES = (NUM_OLD_LOGS + 1) * MAX_LOG_BYTES + 2 * MAX_JOURNAL_BYTES
 
 Parts = tuple[tuple[str, int], ...]
@@ -51,8 +49,6 @@ class Free:
     disk_bytes: int
     home_bytes: int
     """What the node's home has already of what the model needs."""
-    beside_bytes: int = 0
-    """What else is there: checkpoints, records, logs."""
     home_is_in_memory: bool = False
     """Its files are memory that the kernel cannot drop (tmpfs)."""
 
@@ -197,21 +193,18 @@ def free_for(home: Path, disk: Disk) -> Free:
     is. Raises HostError."""
     try:
         there = _there(home)
-        used = [0, 0]  # beside the model, and of it
+        used = 0
         for folder, _, names in os.walk(home):
-            is_of_model = os.path.relpath(folder, home).startswith(OF_THE_MODEL)
             for name in names:
                 try:
-                    found = os.lstat(os.path.join(folder, name))
+                    used += os.lstat(os.path.join(folder, name)).st_blocks * 512
                 except FileNotFoundError:
                     continue  # removed meanwhile
-                used[is_of_model] += found.st_blocks * 512 // found.st_nlink  # the best model is links
     except OSError as error:
         raise disk_error(error, home) from error
     return Free(
         memory=memory_limit(),
         disk_bytes=disk.free_bytes(there),
-        home_bytes=used[True],
-        beside_bytes=used[False],
+        home_bytes=used,
         home_is_in_memory=file_systems.kind_of(home) in file_systems.IN_MEMORY,
     )

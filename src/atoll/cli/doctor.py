@@ -189,8 +189,7 @@ def _of_run(answer: _Answer, home: Path) -> Iterator[Finding]:
         needed_bytes = needs.shared_bytes + files_bytes + RESERVE_BYTES
         yield doctor.memory(free.memory.available_bytes, needed_bytes, free.memory.source, files_bytes)
         more_bytes = sum(num_bytes for _, num_bytes in beside(settings, whole, 0))
-        room_bytes = free.disk_bytes + free.home_bytes + free.beside_bytes
-        yield doctor.disk(room_bytes, needs.disk_bytes, more_bytes, str(home))
+        yield doctor.disk(free.disk_bytes + free.home_bytes, needs.disk_bytes, more_bytes, str(home))
     else:
         yield doctor.Finding(doctor.Verdict.UNKNOWN, "memory, disk", "the run has no model yet: atoll node --dry-run")
     yield doctor.disk_kind(file_systems.kind_of(home), str(home))

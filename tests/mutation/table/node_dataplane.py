@@ -177,16 +177,6 @@ MUTATIONS = (
         tests=("tests/unit/dataplane/test_footprint.py",),
     ),
     Mutation(
-        name="checkpoints in a home are room that the model has already",
-        rule="what cannot fit is refused at the door",
-        where="node.daemon.room:free_for",
-        old="os.path.relpath(folder, home).startswith(OF_THE_MODEL)",
-        new="True",
-        tests=(
-            "tests/unit/dataplane/test_footprint.py::test_of_what_the_home_has_only_the_models_own_files_are_counted_as_what_it_needs",
-        ),
-    ),
-    Mutation(
         name="a record that is still to be saved is overwritten",
         rule="a saved model is of its commit, whatever is applied while it is written",
         where="node.dataplane.frozen_state:FrozenState.move_away",

@@ -15,11 +15,8 @@ from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.deposit_box import SHARE_OF_HOME, box_bytes, most_on_disk
-from atoll.node.daemon.home import HomeFolders
 from atoll.node.daemon.room import LOG_BYTES, Free, Room, free_for, room_for, room_of
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
-from atoll.node.dataplane.best_model import best_of
-from atoll.node.dataplane.earlier_models import earlier_of
 from atoll.node.dataplane.error_feedback import ErrorFeedback
 from atoll.node.dataplane.footprint import footprint
 from atoll.node.dataplane.optim import OuterOptimizer
@@ -254,28 +251,6 @@ def test_what_the_home_has_already_is_counted(tmp_path: Path) -> None:
     free = free_for(tmp_path, Disk())
     assert free.home_bytes >= 1 << 20
     assert free.disk_bytes > 0
-
-
-def test_of_what_the_home_has_only_the_models_own_files_are_counted_as_what_it_needs(tmp_path: Path) -> None:
-    """Checkpoints and logs of earlier starts leave no less to be asked for, and no more for contributions."""
-    folders, model = HomeFolders(tmp_path), tmp_path / "model"
-    of_model = (
-        folders.state_folder, folders.payload_folder, folders.error_folder, folders.average_error_folder,
-        folders.kept_folder, folders.snapshot_folder, folders.spills_of(2)[1], model, earlier_of(model, 7),
-    )  # fmt: skip
-    others = (folders.optimizer_folder, folders.spill_folder, folders.evidence_folder, folders.spills_of(1)[0])
-
-    def written(folder: Path) -> int:
-        """What a file in it takes on the disk."""
-        (folder / "deeper").mkdir(parents=True)
-        (folder / "deeper" / "file").write_bytes(bytes(1 << 16))
-        return (folder / "deeper" / "file").stat().st_blocks * 512
-
-    needed, beside = (sum(map(written, folders)) for folders in (of_model, others))
-    best_of(model).mkdir()
-    (best_of(model) / "file").hardlink_to(model / "deeper" / "file")
-    free = free_for(tmp_path, Disk())
-    assert (free.home_bytes, free.beside_bytes) == (needed, beside)
 
 
 def test_a_home_that_is_to_be_made_has_nothing_whatever_lies_above_it(tmp_path: Path) -> None:
