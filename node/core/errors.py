@@ -120,6 +120,7 @@ def check(ctx: Context, lane: Lane) -> None:
 
 def went_back(ctx: Context, commit: int) -> None:
     """The run goes on from `commit`: later errors are void. Also at a start: errors may be ahead of the state found."""
+    ctx.site.not_advanced_by = {number for number in ctx.site.not_advanced_by if number <= commit}
     if lost := [f for f, at in enumerate(ctx.site.error_commits) if at > commit]:
         _drop(ctx, lost, f"the run went back to commit {commit}")
 

@@ -58,9 +58,9 @@ class DiskJobs:
 
     @property
     def num_written(self) -> int:
-        """Records of the outer state, in this start."""
-        outer = self.plane.outer if self.plane is not None else None
-        return outer.store.num_ended if outer is not None else 0
+        """Records of the outer state and of error feedback, in this start."""
+        kept = (self.plane.outer, self.plane.errors) if self.plane is not None else ()
+        return sum(each.store.num_ended for each in kept if each is not None)
 
     @property
     def _replicas(self) -> Replicas:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from atoll.node.worker.copies import pieces
 from atoll.node.worker.local_steps import local_of
 from atoll.node.worker.tensors import Held, ModelTensors
 from atoll.protocol.layout import Role
@@ -126,7 +127,10 @@ def _is_near(value: Tensor, held: Held) -> bool:
     mine, other = held.local(), local_of(value.detach())
     if not other.is_floating_point() or other.itemsize <= mine.itemsize or other.device != mine.device:
         return False
-    return bool((other - mine).norm() <= NEAR * other.norm())
+    apart = whole = torch.zeros((), device=mine.device)
+    for part, of in pieces(other, mine):
+        apart, whole = apart + (part - of).square().sum(), whole + part.square().sum()
+    return bool(apart <= NEAR**2 * whole)
 
 
 def _differs_within(value: Tensor) -> bool:

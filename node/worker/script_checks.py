@@ -18,6 +18,7 @@ from atoll.node.worker.step_count import MAX_IDLE, StepCount, stepping
 from atoll.node.worker.taken_back import TakenBack
 from atoll.node.worker.tensors import ModelTensors
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.layout import Role
 
 
 class ScriptChecks:
@@ -130,14 +131,16 @@ def _refuse_step(optimizer: torch.optim.Optimizer, *_of_step: object) -> None:
 
 def check_in_place(tensors: ModelTensors) -> None:
     """Raises ConfigError, naming it, for a parameter that the model had at `atoll.join` and has no more: another one is
-    in its place, or its module is not of the model."""
-    there = {id(parameter) for module in tensors.modules for parameter in module.parameters()}
+    in its place, or its module is not of the model. A frozen one may go with its module."""
+    modules = (module for root in tensors.modules for module in root.modules())
+    there = {id(parameter) for module in modules for parameter in module._parameters.values()}
     for held in tensors.held:
         if held.parameter is None:
             continue
-        if held.owner._parameters.get(held.key) is not held.parameter or id(held.parameter) not in there:
+        is_gone = id(held.parameter) not in there and held.spec.role is Role.TRAINABLE
+        if held.owner._parameters.get(held.key) is not held.parameter or is_gone:
             raise ConfigError(
-                f"{held.spec.name!r} is another Parameter than at atoll.join, so the other sites would get the old "
-                "one: change values in place (load_state_dict without assign=True, .copy_ under torch.no_grad), and "
-                "replace, convert or wrap parameters before atoll.join"
+                f"{held.spec.name!r} is another Parameter than at atoll.join, or its module is gone; the other sites "
+                "would get the old one: change values in place (load_state_dict without assign=True, .copy_ under "
+                "torch.no_grad), and replace, convert or wrap parameters before atoll.join"
             )

@@ -82,6 +82,7 @@ class Standing:
         shown = await renew_identity(self.before_coordinator, self.addresses, self.subject, self._machine.network)
         async with self._writes:
             await asyncio.to_thread(enrolled.keep_shown, self._folder, shown, self._machine.disk)
+            self._kept = shown.roots
         return shown
 
     async def _heed(self, news: News) -> None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Collection
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -53,8 +55,8 @@ class AverageErrors:
     _kept: dict[AttemptKey, dict[int, Encoded | Spilled]] = field(default_factory=dict)
     _counting: set[AttemptKey] = field(default_factory=set)
     """Of those kept, the attempts that are the last commit of some fragment."""
-    _said_of: AttemptKey | None = None
-    """The last attempt for whose errors there was no room."""
+    _said_of: deque[AttemptKey] = field(default_factory=partial(deque, maxlen=64))
+    """The last attempts for whose errors there was no room."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, chunk: int, attempt: AttemptKey | None) -> Floats:
@@ -93,8 +95,8 @@ class AverageErrors:
         try:
             item = encoded if self.spill is None else self.spill.keep(encoded)
         except HostError as error:
-            if attempt != self._said_of:  # once for all its chunks: the log may be on that disk
-                self._said_of = attempt
+            if attempt not in self._said_of:  # once for all its chunks: the log may be on that disk
+                self._said_of.append(attempt)
                 log.warning("error feedback of averages: there is no room for the error of chunk %d: %s", chunk, error)
             return
         with self._lock:

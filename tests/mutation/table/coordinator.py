@@ -118,8 +118,8 @@ MUTATIONS = (
         name="what a site does not read is dropped",
         rule="a site that does not read is cut off, and hears all when it comes back",
         where="coordinator.streams:Stream.put",
-        old="            self.cut(f\"{limits",
-        new="            print(f\"{limits",
+        old='            self.cut(f"{limits',
+        new='            print(f"{limits',
         tests=("tests/process/test_coordinator_session.py::test_a_site_that_does_not_read_is_cut_off",),
     ),
     Mutation(

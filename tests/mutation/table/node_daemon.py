@@ -287,8 +287,8 @@ MUTATIONS = (
         name="a disk that is slow, and writes, is no progress",
         rule="a site whose disk takes records gets on, though its own steps stand still",
         where="node.daemon.disk_jobs:DiskJobs.num_written",
-        old="outer.store.num_ended if",
-        new="0 if",
+        old="each.store.num_ended for",
+        new="0 for",
         tests=("tests/unit/local/test_node_failures.py",),
     ),
     Mutation(

@@ -331,8 +331,8 @@ MUTATIONS = (
         name="the parameters of a module that was replaced are sent on",
         rule="a parameter that the model does not have any more is refused by name before a snapshot",
         where="node.worker.script_checks:check_in_place",
-        old=" or id(held.parameter) not in there:",
-        new=":",
+        old="id(held.parameter) not in there and",
+        new="False and",
         tests=(f"{SCRIPTS}::test_a_parameter_that_was_replaced_after_join_is_refused",),
     ),
     Mutation(

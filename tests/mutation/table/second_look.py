@@ -140,7 +140,7 @@ MUTATIONS = (
         name="each error of an average for which there is no room is said",
         rule="what fails for each chunk is said once",
         where="node.exchange.sync.average_errors:AverageErrors.keep",
-        old="if attempt != self._said_of:",
+        old="if attempt not in self._said_of:",
         new="if True:",
         tests=("tests/unit/exchange/test_average_errors.py",),
     ),

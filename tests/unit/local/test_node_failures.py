@@ -384,15 +384,19 @@ def test_an_exchange_whose_state_a_rollback_takes_while_it_waits_to_begin_ends_n
     assert "the run has gone back" in str(event.error)
 
 
-def test_a_node_whose_disk_takes_a_record_gets_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("of", ["outer", "errors"])
+def test_a_node_whose_disk_takes_a_record_gets_on(tmp_path: Path, of: str) -> None:
     """A slow one takes longer for a commit than the coordinator waits without a sign of progress."""
     progress: list[int] = []
 
     async def happen(node: Node) -> None:
-        node.disk.plane = plane = await asyncio.to_thread(DataPlane, node.home, SETTINGS, MANIFEST, 1)
-        outer = await asyncio.to_thread(plane.fresh_outer)
+        settings = replace(SETTINGS, sync=replace(SETTINGS.sync, codec="sign1", error_feedback=1.0))
+        node.disk.plane = plane = await asyncio.to_thread(DataPlane, node.home, settings, MANIFEST, 1)
+        await asyncio.to_thread(plane.attach_workers, {tensor.name: "F32" for tensor in MANIFEST.tensors})
+        await asyncio.to_thread(plane.fresh_outer)
+        store = getattr(plane, of).store
         progress.extend(node.shell.observer.heartbeat().progress for _ in range(2))
-        outer.store.replace(0, 0, lambda record: None)
+        store.replace(0, 0, lambda record: None)
         progress.append(node.shell.observer.heartbeat().progress)
         node.leave_now("enough")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -269,6 +269,25 @@ def test_a_parameter_that_was_replaced_after_join_is_refused(node: FakeNode, how
         with pytest.raises(ConfigError, match=r"'0\.(bias|weight)' is another Parameter than at atoll\.join"):
             site.step(tokens=1)
     assert len(node.said("sealed")) == 1
+
+
+def test_a_frozen_module_may_go_and_a_model_may_list_what_it_trains(node: FakeNode) -> None:
+    """As a teacher that is needed no more, and LoRA models that say their own parameters."""
+
+    class Lists(nn.Sequential):
+        def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+            return (p for p in super().parameters(recurse) if p.requires_grad)
+
+    net = Lists(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    net[0].requires_grad_(False)
+    net[1].requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    node.script = [*seeded(node, 1), (1, SNAPSHOT), (1, STOP)]
+    with atoll.join(net, optimizer) as site:
+        del net[1]
+        train(net, optimizer, 0)
+        site.step(tokens=1)
+    assert len(node.said("sealed")) == 2
 
 
 def test_calls_without_a_step_count_nothing_and_that_is_said_once(
