@@ -94,7 +94,7 @@ def advanced(ctx: Context, event: events.ErrorsAdvanced) -> None:
         return
     covered = ctx.settings.sync.fragments_in(job.fragment)
     if event.problem is not None:
-        site.not_advanced_by.add(job.commit)
+        site.not_advanced_by = job.commit
         _drop(ctx, covered, event.problem)
     else:
         site.error_commits = tuple(job.commit if f in covered else at for f, at in enumerate(site.error_commits))
@@ -107,9 +107,7 @@ def check(ctx: Context, lane: Lane) -> None:
         return  # of gradients nothing is left over
     errors, commit = ctx.site.error_commits, lane.snapshot.committed_in
     covered = ctx.settings.sync.fragments_in(lane.fragment)
-    is_said = commit in ctx.site.not_advanced_by
-    ctx.site.not_advanced_by.discard(commit or 0)
-    if errors and not is_said and any(errors[f] != commit for f in covered):
+    if errors and commit != ctx.site.not_advanced_by and any(errors[f] != commit for f in covered):
         _drop(
             ctx,
             covered,
@@ -120,7 +118,6 @@ def check(ctx: Context, lane: Lane) -> None:
 
 def went_back(ctx: Context, commit: int) -> None:
     """The run goes on from `commit`: later errors are void. Also at a start: errors may be ahead of the state found."""
-    ctx.site.not_advanced_by = {number for number in ctx.site.not_advanced_by if number <= commit}
     if lost := [f for f, at in enumerate(ctx.site.error_commits) if at > commit]:
         _drop(ctx, lost, f"the run went back to commit {commit}")
 
