@@ -36,8 +36,8 @@ class OptimizerCopies:
         self._held = {
             held.parameter: held
             for held in tensors.held
-            if held.spec.role is Role.TRAINABLE and held.parameter is not None
-        }
+            if held.spec.role is Role.TRAINABLE and held.parameter is not None and held.local().numel()
+        }  # an empty shard shows nothing, and needs no update
         self._optimizers = optimizers
         self.keys: list[set[str]] = [set() for _ in optimizers]
         self._num_searches = 0

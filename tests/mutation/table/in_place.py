@@ -106,6 +106,14 @@ MUTATIONS = (
         tests=(f"{PIECES}::test_what_cannot_be_swapped_in_leaves_what_was_trained",),
     ),
     Mutation(
+        name="copies are looked for in empty shards",
+        rule="a rank may have no element of a parameter",
+        where="node.worker.optimizer_copies:OptimizerCopies.__init__",
+        old=" and held.local().numel()",
+        new="",
+        tests=("tests/unit/worker/test_scripts.py::test_a_rank_without_an_element_of_a_parameter_takes_updates",),
+    ),
+    Mutation(
         name="masters are forgotten where a merge has rounded them and the parameter apart",
         rule="copies that an optimizer has of parameters take each update",
         where="node.worker.optimizer_copies:OptimizerCopies._learn",

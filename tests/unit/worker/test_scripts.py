@@ -847,8 +847,8 @@ def test_a_wrapper_that_only_passes_on_is_seen_through(node: FakeNode) -> None:
 class Sharded:
     """A rank's shards under checks, and updates of its own: what others do is not asked."""
 
-    def __init__(self, kind: type[InState]) -> None:
-        self.net = network()
+    def __init__(self, kind: type[InState] | type[torch.optim.AdamW], net: nn.Module | None = None) -> None:
+        self.net = network() if net is None else net
         fully_shard(self.net, mesh=init_device_mesh("cpu", (2,)))
         self.optimizer = kind(self.net.parameters(), lr=1e-3)
         self.tensors = find_tensors([self.net], [self.optimizer])
@@ -882,3 +882,17 @@ def test_of_shards_each_rank_looks_at_its_own(rank: int) -> None:
         assert Sharded(InState).go_on() == [4, 4, 4]
         with pytest.raises(ConfigError, match=r"Unfindable took back"):
             Sharded(Unfindable).go_on()
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("kind", "num_copies"), [(InState, 2), (torch.optim.AdamW, 0)])
+def test_a_rank_without_an_element_of_a_parameter_takes_updates(
+    kind: type[InState] | type[torch.optim.AdamW], num_copies: int, last: bool
+) -> None:
+    """A matrix of one row, and a bias of one element, of which the second rank has nothing."""
+    layers = [nn.Linear(8, 16), nn.Linear(16, 1)] if last else [nn.Linear(8, 1), nn.Linear(1, 16)]
+    with fake_rank(1, 2):
+        sharded = Sharded(kind, nn.Sequential(*layers))
+        empty = [held.spec.name for held in sharded.tensors.held if not held.local().numel()]
+        assert empty == [f"{int(last)}.bias", f"{int(last)}.weight"]
+        assert sharded.go_on() == [num_copies] * 3
