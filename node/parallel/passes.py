@@ -183,6 +183,9 @@ class Pipeline:
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         losses: list[Tensor] = []
         given = (inputs,) if self._has_first else ()
+        earlier = {parameter: parameter.grad for parameter in parameters_of(self)}
+        for parameter in earlier:  # else torch would scale them again, and `_sum_up` count them twice
+            parameter.grad = None
         with computing(self._settings, self._device):
             if self._has_last:
                 self._schedule.step(*given, target=targets, losses=losses, return_outputs=False)
@@ -190,6 +193,9 @@ class Pipeline:
                 self._schedule.step(*given, return_outputs=False)
         if self._tied is not None:
             self._sum_up(self._tied)
+        for parameter, gradient in earlier.items():
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
         return torch.stack(losses).mean() if self._has_last else None
 
     def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor | None:

@@ -57,8 +57,8 @@ class SharedModel(SharedParts):
         return of_site // self._parallel.num_data_ranks
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Forward and backward of this rank's batch, a collective of the site; gradients are there then. The mean loss
-        of the batch, or None where another stage of the pipeline has it."""
+        """Forward and backward of this rank's batch, a collective of the site; gradients are there then, added to those
+        of earlier calls. The mean loss of the batch, or None where another stage of the pipeline has it."""
         self.batch_size(len(inputs) * self._parallel.num_data_ranks)
         return self._passes(inputs, targets)
 

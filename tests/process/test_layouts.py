@@ -41,7 +41,7 @@ def is_one_process(found: dict[str, Any], num_ranks: int) -> None:
     far = {name: found[name] for name, limit in close.items() if not found[name] <= limit}
     assert not far, found
     assert found["first"] == 0.0, "the first values are those of the whole model, to the bit"
-    assert found["num_tensors"] == {"experts": 59, "crowded": 59, "own": 60}.get(model, 75)
+    assert found["num_tensors"] == {"experts": 59, "crowded": 59, "own": 60, "halves": 60}.get(model, 75)
     # Embedding and norms are whole on each rank of tensor parallelism; stages are not equally large.
     shares = settings.dp_shard * settings.cp * settings.tp * settings.pp
     assert found["largest_share"] <= (1 if shares == 1 else 1 / shares + 0.11), found
@@ -69,6 +69,7 @@ LAYOUTS = [
             "experts cp=2,ep=-1",
             "crowded dp_shard=2,ep=2",
             "own dp_shard=2",
+            "halves pp=2",
             "tp=2,sequence_parallel=1",
             "dp_shard=2,offload=1",
         ],
@@ -111,6 +112,9 @@ LAYOUTS = [
             "own dp_replicate=2",
             "own dp_shard=2,checkpointing=full,accumulation=2,offload=1",
             "own pp=2,pp_schedule=interleaved-1f1b",
+            "halves pp=2,pp_schedule=interleaved-1f1b",
+            "halves dp_replicate=2",
+            "halves dp_shard=2,accumulation=2",
             "own tp=2,checkpointing=selective",
             "own dp_shard=2,precision=bf16",
             "tied tp=2,sequence_parallel=1",
@@ -139,6 +143,8 @@ LAYOUTS = [
             "dp_shard=2,tp=2,precision=bf16",
             "dp_shard=2,pp=2,precision=bf16",
             "tied dp_shard=2,pp=2",
+            "halves dp_shard=2,pp=2",
+            "halves tp=2,pp=2",
             "tied dp_shard=2,tp=2",
             "dp_shard=2,cp=2",
             "dp_replicate=2,cp=2,cp_ulysses=1",

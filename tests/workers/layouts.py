@@ -58,7 +58,7 @@ SETTINGS = RunSettings(
     model=ModelSettings(dim=32, num_layers=8, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence=SEQUENCE),
     trainer=TrainerSettings(batch_size=BATCH, sequence=SEQUENCE),
 )
-OWN = "own"
+OWN, HALVES = "own", "halves"
 EXPERTS = replace(SETTINGS.model, num_layers=4, num_experts=6, num_shared_experts=1, router_bias_rate=0.01)
 MODELS = {
     "": SETTINGS.model,
@@ -66,9 +66,11 @@ MODELS = {
     "experts": EXPERTS,
     "crowded": EXPERTS,
     OWN: SETTINGS.model,  # of as many heads and blocks
+    HALVES: SETTINGS.model,
 }
 """By the word in front of a layout. tied: the output layer shares its weights with the embedding. crowded: all tokens
-choose the first two of the experts. own: not the built-in model, but that of an example."""
+choose the first two of the experts. own: not the built-in model, but that of an example. halves: the same, and a step
+has the gradients of two calls, with half of the batch each."""
 GATED = ("feed_forward.up", "shared.up", "widen")
 """Matrices whose product is noted."""
 CPU = torch.device("cpu")
@@ -126,7 +128,7 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
     settings = replace(SETTINGS, model=MODELS[model])
     torch._dynamo.reset()
     counters.clear()
-    if model == OWN:
+    if model in (OWN, HALVES):
         shareable = own(own_model.Model, own_model.loss_of, Names(**own_model.PARTS), parallel, CPU, seed=3)
         passes = share_parts(shareable, parallel, mesh, CPU)
     else:
@@ -152,12 +154,13 @@ def train(mesh: Mesh | None, parallel: ParallelSettings, model: str) -> Trained:
     for number, batch in enumerate(batches()):
         share = batch if mesh is None else batch.chunk(mesh.settings.num_data_ranks)[mesh.data_rank]
         optimizer.zero_grad(set_to_none=True)
-        loss = passes(share[:, :-1], share[:, 1:])
+        calls = [passes(part[:, :-1], part[:, 1:]) for part in share.chunk(2 if model == HALVES else 1)]
         gradients = gradients or whole_gradients(passes.parts)
         norms.append(clip(parameters, MAX_NORM, mesh, passes.counted_elsewhere).item())
         optimizer.step()
         balance(passes.parts, mesh)
-        losses += [] if loss is None else [loss.item()]
+        of_calls = [loss.item() for loss in calls if loss is not None]
+        losses += [sum(of_calls) / len(of_calls)] if of_calls else []
         if number == EVALUATED_AT and not passes.why_no_loss:
             evaluated = passes.loss_of(share[:, :-1], share[:, 1:])
             losses += [] if evaluated is None else [evaluated.item()]

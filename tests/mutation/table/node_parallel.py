@@ -265,6 +265,14 @@ MUTATIONS = (
         tests=(f"{SETTINGS}::test_each_block_is_in_one_stage_of_one_rank",),
     ),
     Mutation(
+        name="a pipeline scales the gradients of an earlier call again",
+        rule="gradients of several calls add up",
+        where="node.parallel.passes:Pipeline.__call__",
+        old="            parameter.grad = None",
+        new="            pass",
+        tests=("tests/process/test_layouts.py::test_each_is_one_process[two ranks]",),
+    ),
+    Mutation(
         name="heads are exchanged that ranks cannot share equally",
         rule="a model is shared by whole heads",
         where="node.parallel.settings:check_model",
