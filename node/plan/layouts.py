@@ -198,16 +198,24 @@ def _offload_s(settings: ParallelSettings, weights_bytes: int) -> float:
     """Weights to the GPU, gradients back, and AdamW on the CPU; none of it beside the computing."""
     if not settings.offload:
         return 0.0
-    gathers = settings.accumulation * (2 if settings.zero == 3 and settings.pp == 1 else 1)
-    return weights_bytes * ((gathers + 1) / HOST_LINK_BYTES_PER_S + 7 / HOST_BYTES_PER_S)
+    return weights_bytes * ((num_gathers(settings) + 1) / HOST_LINK_BYTES_PER_S + 7 / HOST_BYTES_PER_S)
+
+
+def num_gathers(settings: ParallelSettings) -> int:
+    """By FSDP2, of each parameter in a step. With zero=3 it is given up after each forward and backward pass; in a
+    pipeline not after a backward pass, so that a forward pass between two of them has it already (1F1B)."""
+    if not settings.is_sharded or settings.zero != 3:
+        return settings.accumulation
+    return settings.num_microbatches + 1 if settings.pp > 1 else 2 * settings.accumulation
 
 
 def moved(site: Site, settings: ParallelSettings) -> tuple[int, int]:
-    """Of what travels while a rank computes: parameters and gradients (ZeRO, arXiv 1910.02054, section 7), and a ring's
-    keys and values, each pass, and their gradients once, in fp32 (arXiv 2310.01889). And of activations, for which it
-    waits: sums, two in the forward pass of a block and two in the backward pass (Megatron-LM, arXiv 1909.08053, section
-    3), three with shared experts, by rings; tokens to experts and back; and heads of queries, keys, values and outputs
-    for positions (Ulysses, arXiv 2309.14509)."""
+    """Of what travels while a rank computes: parameters in the precision of a step, each time that they are gathered,
+    and their gradients once, in fp32 (ZeRO, arXiv 1910.02054, section 7); and a ring's keys and values, each pass, and
+    their gradients once, in fp32 (arXiv 2310.01889). And of activations, for which it waits: sums, two in the forward
+    pass of a block and two in the backward pass (Megatron-LM, arXiv 1909.08053, section 3), three with shared experts,
+    by rings; tokens to experts and back; and heads of queries, keys, values and outputs for positions (Ulysses, arXiv
+    2309.14509)."""
 
     def ring(num_ranks: int) -> float:
         return (num_ranks - 1) / num_ranks
@@ -216,8 +224,7 @@ def moved(site: Site, settings: ParallelSettings) -> tuple[int, int]:
     shares = [share_of(site.model, settings, stage) for stage in range(settings.pp)]
     largest, model = max(shares, key=lambda share: share.total), site.model
     of_experts = largest.num_blocks * largest.elsewhere // (settings.ep - 1) if settings.ep > 1 else 0
-    sharded = ring(shards) * 4 * (largest.total_here - of_experts)
-    sharded += ring(shards // settings.ep) * 4 * of_experts
+    sharded = ring(shards) * (largest.total_here - of_experts) + ring(shards // settings.ep) * of_experts
     replicated = 2 * ring(settings.dp_replicate) * 4 * largest.total / shards
     passes = 3 if settings.checkpointing == "full" else 2
     itemsize = 2 if settings.precision == "bf16" else 4
@@ -225,14 +232,14 @@ def moved(site: Site, settings: ParallelSettings) -> tuple[int, int]:
     summed = (2 + bool(model.num_shared_experts)) * 2 * ring(settings.tp)
     exchanged = 2 * ring(settings.ep) * model.experts_per_token
     blocks = -(-model.num_layers // settings.pp)
-    gathered = 3 if settings.zero == 3 and settings.pp == 1 else 2
+    gathered = num_gathers(settings) * itemsize
     ulysses, again = settings.num_ulysses(model), settings.checkpointing != "none"
     pair = 2 * model.num_kv_heads / model.num_heads
     to_heads = (2 + again) * ring(ulysses) * (2 + pair) / settings.tp
     places = settings.cp // ulysses
     round_ring = pair / settings.tp * ((2 + again) * (places - 1) + places * 4 / itemsize if places > 1 else 0)
     return (
-        round(gathered * sharded + replicated + blocks * row * round_ring),
+        round((gathered + 4) * sharded + replicated + blocks * row * round_ring),
         round(blocks * row * (passes * (summed + exchanged) + to_heads)),
     )
 

@@ -369,6 +369,22 @@ MUTATIONS = (
         tests=("tests/unit/parallel/test_plan.py::test_ranks_share_sequences_where_there_are_too_few",),
     ),
     Mutation(
+        name="a plan counts one part of an accumulated batch",
+        rule="a plan's bytes are those that a GPU sends",
+        where="node.plan.layouts:num_gathers",
+        old="else 2 * settings.accumulation",
+        new="else 2",
+        tests=("tests/unit/parallel/test_plan.py::test_parameters_are_gathered_as_often_as_by_torch",),
+    ),
+    Mutation(
+        name="parameters travel in fp32 whatever the precision",
+        rule="a plan's bytes are those that a GPU sends",
+        where="node.plan.layouts:moved",
+        old="num_gathers(settings) * itemsize",
+        new="num_gathers(settings) * 4",
+        tests=("tests/unit/parallel/test_plan.py::test_keys_and_values_travel",),
+    ),
+    Mutation(
         name="gradients of a ring's keys travel in bf16",
         rule="a plan's bytes are those that a GPU sends",
         where="node.plan.layouts:moved",

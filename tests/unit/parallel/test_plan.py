@@ -9,17 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed.pipelining import schedules
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from atoll.node.parallel.mesh import Mesh
+from atoll.node.parallel.passes import parameters_of
 from atoll.node.parallel.settings import check_site, parse
 from atoll.node.plan.bubbles import bubble_share
-from atoll.node.plan.layouts import moved
+from atoll.node.plan.layouts import moved, num_gathers
 from atoll.node.plan.plan import Question, RunPlan, plan
 from atoll.node.plan.rank_memory import share_of
 from atoll.node.plan.syncs import Link, advice, recommended, settings_of
+from atoll.node.worker.shared_model import shared_model
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.model_settings import TrainerSettings
+from atoll.protocol.model_settings import ModelSettings, TrainerSettings
 from atoll.protocol.settings import RunSettings
+from tests.harness.fake_group import fake_rank
 
 PAGE = Path(__file__).parents[3] / "docs" / "plan.md"
 QUESTION = Question(
@@ -210,8 +216,67 @@ def test_keys_and_values_travel(layout: str, passes: int, of_keys: tuple[float, 
     weights = max(1, share_of(site.model, settings, 0).total)
     summed = passes * 4 * (settings.tp - 1) / settings.tp
     of_data, of_activations = moved(site, settings)
-    assert of_data == pytest.approx(3 * 4 * weights * (settings.cp - 1) / settings.cp + 32 * row * around)
+    # Parameters in bf16, in the forward and the backward pass, and gradients in fp32.
+    assert of_data == pytest.approx((2 * 2 + 4) * weights * (settings.cp - 1) / settings.cp + 32 * row * around)
     assert of_activations == pytest.approx(32 * row * (summed + passes * exchanged))
+
+
+class Gathers(TorchDispatchMode):
+    """The sizes of what FSDP2 gathers, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.c10d._allgather_base_.default:
+            self.num_bytes += args[0].nbytes
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("layout", "times"),
+    [
+        ("dp_shard=2", 2),
+        ("dp_shard=2,accumulation=4", 8),
+        ("dp_shard=2,checkpointing=full", 2),
+        ("dp_shard=2,zero=2,accumulation=4", 4),
+        ("dp_shard=2,precision=bf16", 2),
+    ],
+)
+def test_parameters_are_gathered_as_often_as_by_torch(layout: str, times: int) -> None:
+    settings = parse(layout)
+    run = RunSettings(run_id="run", model=ModelSettings(dim=16, num_layers=2, num_heads=2, num_kv_heads=2, ffn_dim=24))
+    tokens = torch.zeros(8, 4, dtype=torch.int64)
+    with fake_rank(0, 2):
+        cpu = torch.device("cpu")
+        passes = shared_model(run, settings, Mesh.of_site(cpu, settings), cpu)
+        num_parameters = sum(parameter.numel() for parameter in parameters_of(passes))
+        with Gathers() as found:
+            passes(tokens, tokens)
+    itemsize = 2 if settings.precision == "bf16" else 4
+    assert found.num_bytes == times * itemsize * num_parameters
+    assert num_gathers(settings) == times
+
+
+@pytest.mark.parametrize(
+    ("layout", "times"),
+    [
+        ("dp_shard=4,accumulation=1", 2),
+        ("dp_shard=4,accumulation=4", 8),
+        ("dp_shard=4,zero=2,accumulation=4", 4),
+        # As counted by hand in four processes of dp_shard=2,pp=2, at either stage.
+        ("dp_shard=4,pp=2,microbatches=4", 5),
+        ("dp_shard=4,pp=2,microbatches=8", 9),
+        ("dp_shard=4,zero=2,pp=2,microbatches=8", 1),
+    ],
+)
+def test_a_gpu_sends_parameters_each_time_that_they_are_gathered(layout: str, times: int) -> None:
+    """And gradients once."""
+    settings = parse(layout)
+    site = replace(plan(QUESTION).site, num_gpus=4 * settings.pp, batch=64)
+    largest = max(share_of(site.model, settings, stage).total for stage in range(settings.pp))
+    assert moved(site, settings) == (pytest.approx((times + 1) * 4 * largest * 3 / 4), 0)
 
 
 def test_tensor_parallelism_stays_within_a_host() -> None:
