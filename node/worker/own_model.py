@@ -104,19 +104,19 @@ def share(
     and nothing between the two has parameters. Tied parameters stay tied. In a stage the blocks keep their names, and
     not their places in the list.
 
-    Raises ConfigError, naming the option, for what the model or `--parallel` does not allow. Without a node, the rank
-    is alone.
+    Raises ConfigError, naming the option, for what the model or `--parallel` does not allow. Without a node, each
+    of the ranks that torchrun started has the whole model (DDP).
     """
     connection = connect()
     _, world = rank_and_world()
-    parallel, collective_s = ALONE, None
+    said, collective_s = "", None
     if connection is not None:
-        parallel = parse(connection.greeting.parallel).resolved(world)
-        collective_s = time_limits(connection.settings.time_limits).collective_s
+        said, collective_s = connection.greeting.parallel, time_limits(connection.settings.time_limits).collective_s
+    parallel = parse(said).resolved(world)
     try:
         _check(parallel, columns, rows)
         with device_of_rank(has_host_tensors=parallel.offload == 1, collective_s=collective_s) as device:
-            mesh = Mesh.of_site(device, parallel, collective_s) if connection is not None and world > 1 else None
+            mesh = Mesh.of_site(device, parallel, collective_s) if world > 1 else None
             names = Names(blocks=blocks, first=first, last=last, columns=columns, rows=rows)
             model = own(build, loss, names, parallel, device, seed=seed, values=values)
             passes, tied = share_parts(model, parallel, mesh, device), model.tied

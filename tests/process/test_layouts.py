@@ -249,3 +249,11 @@ def test_each_is_one_process(num_ranks: int, layouts: list[str]) -> None:
 def test_each_is_one_process_when_compiled(num_ranks: int, layout: str) -> None:
     (found,) = held(num_ranks, [layout], COMPILING_LIMIT_S)
     is_one_process(found, num_ranks)
+
+
+def test_ranks_without_a_node_average_their_gradients() -> None:
+    """As torchrun starts them."""
+    (found,) = told_by("shared_without_node.py", 2, [])
+    assert found["size"] == 4
+    assert found["gradients"] < CLOSE["gradients"]
+    assert found["loss"] < CLOSE["loss"]

@@ -110,6 +110,14 @@ MUTATIONS = (
         tests=(f"{LIMITS}::test_of_a_script_that_shares_its_model",),
     ),
     Mutation(
+        name="ranks without a node train apart",
+        rule="gradients are those of the whole batch",
+        where="node.worker.own_model:share",
+        old="if world > 1 else None",
+        new="if connection is not None and world > 1 else None",
+        tests=("tests/process/test_layouts.py::test_ranks_without_a_node_average_their_gradients",),
+    ),
+    Mutation(
         name="the group of all ranks has the limits of another run",
         rule="limits of collectives follow from the run's",
         where="node.worker.trainer:train",
