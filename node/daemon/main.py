@@ -116,7 +116,9 @@ async def _stay(config: NodeConfig, machine: Machine, prepared: asyncio.Task[Non
         check_cap(config, settings)
         check_parts(settings.sync, config.site_hosts, config.exchange_processes)
         folder = home_of(config, settings.run_id)
-        account = await asyncio.to_thread(Account, folder, machine.disk)
+        account = Account(folder, machine.disk)
+        if config.allowance:
+            await account.read(machine.wall_time())
         if (time_off := config.allowance.time_off(account.sent, machine.wall_time())) is not None:
             return _Stay(settings.run_id, time_off=time_off)
         home = Home(folder, machine)

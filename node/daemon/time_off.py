@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from atoll.node.daemon.allowance import Allowance, Sent, TimeOff
@@ -19,6 +20,7 @@ from atoll.protocol import notify
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import HostError
 from atoll.protocol.machine import Machine
+from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger("atoll.node")
 
@@ -29,20 +31,26 @@ FILE = "sent"
 
 
 class Account:
-    """What a home has sent in this month, across starts. A kill loses what was sent since the last look."""
+    """What a home has sent in this month, across starts. A kill or a power cut loses what was sent since the last
+    look."""
 
     def __init__(self, home: Path, disk: Disk) -> None:
-        """Raises HostError."""
         self._path, self._disk = home / FILE, disk
         self._counted_bytes = 0
         self.sent = Sent()
+
+    async def read(self, now_s: float) -> None:
+        """What was sent before this start. Raises HostError."""
         try:
-            if self._path.exists():
-                self.sent = Sent.of(self._path.read_text(encoding="ascii", errors="replace"))
+            text = await asyncio.to_thread(self._path.read_text, encoding="ascii", errors="replace")
+            self.sent = Sent.of(text)
+        except FileNotFoundError:
+            return
         except (OSError, ValueError):
             raise HostError(
                 f"{self._path} does not say what was sent in which month; write it anew, as `2026-01 0`"
             ) from None
+        await self.count(0, now_s)
 
     async def count(self, total_bytes: int, now_s: float) -> Sent:
         """`total_bytes`: sent by this process so far."""
@@ -50,7 +58,9 @@ class Account:
         self.sent = self.sent.plus(total_bytes - self._counted_bytes, now_s)
         self._counted_bytes = total_bytes
         if self.sent != before:
-            await asyncio.to_thread(self._disk.write_whole, self._path, self.sent.text().encode())
+            text = self.sent.text().encode()
+            # To its end: the look as the node ends would write into the same new file.
+            await run_to_its_end(partial(self._disk.write_whole, self._path, text, fsync=True))
         return self.sent
 
 

@@ -57,6 +57,8 @@ def test_a_cap_or_a_disk_that_the_run_cannot_do_with_is_refused_with_the_figures
         assert (
             "--max-upload-mbit 1: run run (time_limits local) takes no link of less than 2.1 Mbit/s" in slow.lines[-1]
         )
+        run.home("b").mkdir(mode=0o700, parents=True)
+        (run.home("b") / FILE).write_text("")  # no account; of a site without an allowance nobody reads that
         small = run.start_node("b", run.worker, extra=["--max-disk-gb", "0.1"])
         assert small.wait(LIMIT_S) == HostError.exit_code
         assert "--max-disk-gb 0.1: " in small.lines[-1]

@@ -106,6 +106,22 @@ MUTATIONS = (
         tests=("tests/unit/local/test_allowance.py",),
     ),
     Mutation(
+        name="what was sent is lost with the power",
+        rule="a power cut leaves an account of no less than the last look",
+        where="node.daemon.time_off:Account.count",
+        old=", fsync=True",
+        new="",
+        tests=("tests/unit/local/test_allowance.py",),
+    ),
+    Mutation(
+        name="an account is read where no allowance is given",
+        rule="a site without an allowance does without its account",
+        where="node.daemon.main:_stay",
+        old="            await account.read(machine.wall_time())\n",
+        new="            pass\n        await account.read(machine.wall_time())\n",
+        tests=(f"{VOLUNTEERS}::test_a_cap_or_a_disk_that_the_run_cannot_do_with_is_refused_with_the_figures",),
+    ),
+    Mutation(
         name="a month begins anew at each look",
         rule="what was sent in a month is counted together",
         where="node.daemon.allowance:Sent.plus",

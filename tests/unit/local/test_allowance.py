@@ -15,6 +15,7 @@ from atoll.node.daemon.config import NodeConfig, validate
 from atoll.node.daemon.time_off import Account
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import ConfigError, HostError
+from tests.harness.power_cut import Recorder
 
 GB = 10**9
 NOTHING = Sent()
@@ -106,10 +107,16 @@ def test_of_two_limits_the_rest_that_is_longer_counts_and_none_is_none() -> None
     assert not Allowance()
 
 
+def read(home: Path, now_s: float) -> Account:
+    account = Account(home, Disk())
+    asyncio.run(account.read(now_s))
+    return account
+
+
 def test_what_was_sent_is_counted_across_starts(tmp_path: Path) -> None:
     now_s = at("2026-05-02 12:00")
     for start in (0, 300):
-        account = Account(tmp_path, Disk())
+        account = read(tmp_path, now_s)
         assert account.sent.num_bytes == start
         for total_bytes in (100, 250, 250, 300):
             asyncio.run(account.count(total_bytes, now_s))
@@ -117,11 +124,30 @@ def test_what_was_sent_is_counted_across_starts(tmp_path: Path) -> None:
     assert (tmp_path / "sent").read_text() == "2026-05 600\n"
 
 
+def test_a_power_cut_leaves_an_account_of_no_less_than_the_last_look(tmp_path: Path) -> None:
+    now_s, home = at("2026-05-02 12:00"), tmp_path / "home"
+    home.mkdir()
+    counted = []  # (moment, bytes)
+    with Recorder(home, pytest.MonkeyPatch()) as recorder:
+        account = Account(home, Disk())
+        for total_bytes in (100, 250, 300):
+            asyncio.run(account.count(total_bytes, now_s))
+            counted.append((recorder.note(), total_bytes))
+        for seed in range(100):
+            image = tmp_path / str(seed)
+            image.mkdir()
+            cut = recorder.image(seed, image)
+            least = max((num_bytes for moment, num_bytes in counted if moment <= cut), default=0)
+            found = read(image, now_s).sent.num_bytes
+            assert found >= least
+            assert found in (0, 100, 250, 300)
+
+
 @pytest.mark.parametrize("text", ["", "2026-05", "2026-05 -3\n", "2026-05 1e3\n", f"2026-05 {10**30}\n", "\0"])
 def test_an_account_that_is_none_is_refused_and_never_taken_for_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "sent").write_text(text)
     with pytest.raises(HostError, match="does not say what was sent in which month"):
-        Account(tmp_path, Disk())
+        read(tmp_path, at("2026-05-02 12:00"))
     assert (tmp_path / "sent").read_text() == text
     with pytest.raises(ValueError, match=r".*"):
         Sent.of(text)
