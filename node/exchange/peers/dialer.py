@@ -96,8 +96,7 @@ class Dialer:
 
         `number`: of several. A peer that has not answered as itself yet, or with which another than the first broke a
         while ago, has the first one alone. Raises PeerError where too many wait for the address."""
-        if callee.name in self._banned:
-            raise PeerError(f"site {callee.site_id} ({callee.name}) is banned from the run", callee.site_id)
+        self._refuse_banned(callee)
         peer = self._peer(callee)
         if not peer.has_answered or asyncio.get_running_loop().time() < peer.several_from:
             number = 0
@@ -105,12 +104,18 @@ class Dialer:
         async with self._dialling.setdefault(place, asyncio.Lock()):
             if place not in self._channels:
                 await self._turn(callee)
+                self._refuse_banned(callee)  # meanwhile
                 self._channels[place] = self._network.open_channel(
                     self._dialled(callee),
                     handshake=self._security.towards(Kind.SITE, callee.name),
                     max_message_bytes=transport.MAX_FRAME_BYTES,
                 )
             return self._channels[place]
+
+    def _refuse_banned(self, callee: Callee) -> None:
+        """Raises PeerError."""
+        if callee.name in self._banned:
+            raise PeerError(f"site {callee.site_id} ({callee.name}) is banned from the run", callee.site_id)
 
     def _dialled(self, callee: Callee) -> str:
         """By grpc. Raises PeerError."""

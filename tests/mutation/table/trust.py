@@ -413,10 +413,26 @@ MUTATIONS = (
     Mutation(
         name="who is banned is dialled",
         rule="a site dials nobody who is banned",
-        where="node.exchange.peers.dialer:Dialer.channel",
+        where="node.exchange.peers.dialer:Dialer._refuse_banned",
         old="if callee.name in self._banned:",
         new="if False:",
         tests=(f"{DIALER}::test_who_is_banned_is_not_dialled_and_what_is_open_to_it_ends",),
+    ),
+    Mutation(
+        name="who is banned while a dial waits is dialled",
+        rule="a site dials nobody who is banned",
+        where="node.exchange.peers.dialer:Dialer.channel",
+        old="                self._refuse_banned(callee)  # meanwhile\n",
+        new="",
+        tests=(f"{DIALER}::test_who_is_banned_while_a_dial_waits_for_its_turn_is_not_dialled",),
+    ),
+    Mutation(
+        name="who is banned is refused late",
+        rule="a dial of a banned site takes no turn of its address",
+        where="node.exchange.peers.dialer:Dialer.channel",
+        old="        self._refuse_banned(callee)\n        peer",
+        new="        peer",
+        tests=(f"{DIALER}::test_who_is_banned_while_a_dial_waits_for_its_turn_is_not_dialled",),
     ),
     Mutation(
         name="sites that come do not hear who is banned",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from atoll.node.exchange.peers.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, MOST_WAIT_S, Dialer, Purpose
+from atoll.node.exchange.peers.dialer import DIALS_AT_ONCE, FIRST_WAIT_S, LONGEST_QUEUE_S, MOST_WAIT_S, Dialer, Purpose
 from atoll.protocol.addresses import Relayed
 from atoll.protocol.errors import PeerError
 from atoll.protocol.messages import Member
@@ -83,6 +83,25 @@ def test_who_is_banned_is_not_dialled_and_what_is_open_to_it_ends() -> None:
         await dialer.channel(paris, Purpose.FETCH)
         dialer.ban([])
         await dialer.channel(berlin, Purpose.FETCH)
+
+    run(main())
+
+
+def test_who_is_banned_while_a_dial_waits_for_its_turn_is_not_dialled() -> None:
+    async def main() -> None:
+        dialer, loop = a_dialer(), asyncio.get_running_loop()
+        berlin = Member(site_id=3, incarnation=1, address="a:1", name="berlin")
+        dialer.failed(berlin)
+        dialling = asyncio.create_task(dialer.channel(berlin, Purpose.FETCH))
+        await asyncio.sleep(FIRST_WAIT_S / 2)
+        dialer.ban(["berlin"])
+        with pytest.raises(PeerError, match=r"site 3 \(berlin\) is banned from the run"):
+            await dialling
+        dialer.failed(berlin)
+        began = loop.time()
+        with pytest.raises(PeerError, match=r"site 3 \(berlin\) is banned from the run"):
+            await dialer.channel(berlin, Purpose.FETCH)
+        assert loop.time() == began, "nobody waits to hear that"
 
     run(main())
 
