@@ -170,7 +170,6 @@ class PeerService:
 
     async def _give_in_turn(self, write: Write, frame: bytes) -> None:
         """As to somebody who catches up: after an exchange."""
-        await self.hub.uplink.within_cap(len(frame))
         async with self.hub.uplink.give(len(frame), MAX_S):
             self.hub.counters.sent_bytes += len(frame)
             await write(frame)

@@ -298,7 +298,6 @@ class DonorServer:
     @asynccontextmanager
     async def _turn(self, frame: bytes) -> AsyncGenerator[None]:
         """Around handing out one frame; it ends when the next one is asked for, so when this one is written."""
-        await self.uplink.within_cap(len(frame))
         async with self.uplink.give(len(frame), self.pace.stall_s / TURNS_PER_STALL):
             self.counters.sent_bytes += len(frame)
             yield

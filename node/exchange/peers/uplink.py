@@ -5,7 +5,9 @@ until the exchange has sent `EXCHANGE_BYTES_PER_DONOR_BYTE` times as much as the
 longer than its limit: whoever catches up takes a donor that gives nothing for a stalled one. A frame that takes long to
 write waits for its receiver and no longer has this site's link: others may go.
 
-Where the owner gives a part of the link alone, all frames wait for that too, in the order of asking.
+Where the owner gives a part of the link alone, all frames wait for that cap too, in the order of asking. One frame at a
+time waits there that goes to somebody who catches up. So every second one or more is an exchange's at a small cap, too,
+where all the others come by their limits.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from atoll.node.exchange.peers.upload_cap import UploadCap
 
@@ -38,6 +40,7 @@ class Uplink:
         self.waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self.cap: UploadCap | None = None
         self._cap_turn = asyncio.Lock()
+        self._place_at_cap = asyncio.Lock()  # for those that catch up
 
     async def within_cap(self, num_bytes: int) -> None:
         """Returns when a frame of so many bytes may be sent, if it were alone on the link."""
@@ -82,21 +85,17 @@ class Uplink:
 
     @asynccontextmanager
     async def give(self, num_bytes: int, limit_s: float) -> AsyncGenerator[None]:
-        """Around the writing of one frame to somebody who catches up."""
+        """Around the writing of one frame to somebody who catches up, within the cap."""
         await self._turn(num_bytes, limit_s)
-        has_link = [True]
-
-        def end() -> None:
-            if has_link:
-                has_link.clear()
-                self._end()
-
-        slow = asyncio.get_running_loop().call_later(SLOW_IF_LIMITS * limit_s, end)
-        try:
-            yield
-        finally:
-            slow.cancel()
-            end()
+        with ExitStack() as has_link:
+            has_link.callback(self._end)
+            async with self._place_at_cap:
+                await self.within_cap(num_bytes)
+            slow = asyncio.get_running_loop().call_later(SLOW_IF_LIMITS * limit_s, has_link.close)
+            try:
+                yield
+            finally:
+                slow.cancel()
 
     async def _turn(self, num_bytes: int, limit_s: float) -> None:
         if not self.waiting and self._may_give():

@@ -52,10 +52,18 @@ MUTATIONS = (
     Mutation(
         name="donors send as fast as the link goes",
         rule="all that a site sends is within what its owner gives",
-        where="node.exchange.catchup.donor_server:DonorServer._turn",
-        old="        await self.uplink.within_cap(len(frame))\n",
-        new="",
-        tests=(f"{VOLUNTEERS}::test_all_that_a_site_sends_is_within_what_its_owner_gives",),
+        where="node.exchange.peers.uplink:Uplink.give",
+        old="                await self.within_cap(num_bytes)\n",
+        new="                pass\n",
+        tests=("tests/unit/exchange/test_upload_cap.py",),
+    ),
+    Mutation(
+        name="donors queue for what a site's owner gives before an exchange",
+        rule="a frame of an exchange waits at the cap for one frame of a donor at most",
+        where="node.exchange.peers.uplink:Uplink.give",
+        old="            async with self._place_at_cap:\n",
+        new="            if True:\n",
+        tests=("tests/unit/exchange/test_upload_cap.py",),
     ),
     Mutation(
         name="exchanges send as fast as the link goes",
