@@ -33,6 +33,8 @@ class LeadingExchanges(SharedExchanges[AttachedHost]):
         Raises StateError where a contributor lacks one.
         """
         plan, ready = word.plan, self.attached.ready
+        for sync in self._shared.keys() - {plan.sync, *word.in_flight}:
+            self.drop(sync)  # of a site that was evicted, and never heard how it ended
         self.replace(plan)
         lacking = [f"host {number}" for number in self.attached.missing]
         if word.tokens:

@@ -1049,6 +1049,22 @@ MUTATIONS = (
         tests=(f"{EXCHANGES}::test_a_receiver_does_without_a_host_that_came_back_and_whose_ranks_have_no_buffers",),
     ),
     Mutation(
+        name="hosts go on with a sync of which an evicted site heard no end",
+        rule="what is no longer in flight is dropped when the next exchange begins",
+        where="node.daemon.hosts.leading_exchanges:LeadingExchanges.begin",
+        old="            self.drop(sync)  # of",
+        new="            pass  # of",
+        tests=(f"{EXCHANGES}::test_nobody_waits_for_hosts_in_a_sync_that_is_no_longer_in_flight",),
+    ),
+    Mutation(
+        name="hosts drop all other syncs as an exchange begins",
+        rule="what is no longer in flight is dropped when the next exchange begins",
+        where="node.daemon.hosts.leading_exchanges:LeadingExchanges.begin",
+        old="{plan.sync, *word.in_flight}",
+        new="{plan.sync}",
+        tests=(f"{EXCHANGES}::test_nobody_waits_for_hosts_in_a_sync_that_is_no_longer_in_flight",),
+    ),
+    Mutation(
         name="hosts go on with an older attempt",
         rule="a new attempt takes the place of the one before",
         where="node.daemon.shared_exchanges:SharedExchanges.replace",

@@ -339,6 +339,30 @@ def test_nobody_waits_for_hosts_in_an_attempt_that_is_over(tmp_path: Path, how: 
     transport.run(main())
 
 
+@pytest.mark.parametrize("is_in_flight", [True, False])
+def test_nobody_waits_for_hosts_in_a_sync_that_is_no_longer_in_flight(tmp_path: Path, is_in_flight: bool) -> None:
+    """A site that was evicted never hears how it ended."""
+
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host, wanted = await sharing(site), begun(site)
+            site.leader.exchanges.begin(wanted)
+            done = asyncio.create_task(site.leader.exchanges.done(wanted.plan, RESULT))
+            await host.hears(hosts.BeginAtHost)
+            later = begun(site, sync=4)
+            site.leader.exchanges.begin(replace(later, in_flight=(1, 3) if is_in_flight else (3,)))
+            if is_in_flight:
+                await host.says(DONE)
+                assert await done == RESULT
+            else:
+                assert await host.hears(hosts.DropAtHost) == hosts.DropAtHost(sync=1)
+                await asyncio.wait({done})
+                assert done.cancelled()
+            assert (await host.hears(hosts.BeginAtHost)).plan == later.plan
+
+    transport.run(main())
+
+
 @pytest.mark.parametrize("has_done", [True, False])
 def test_a_host_that_is_lost_takes_what_it_has_not_done_along(tmp_path: Path, has_done: bool) -> None:
     async def main() -> None:
