@@ -107,6 +107,7 @@ class HostFailed:
     """The host cannot go on, and new workers would not help."""
 
     generation: int
+    """Of the ranks that fail with it; 0: the failure is the host's own."""
     text: str = bounded(MAX_TEXT_CHARACTERS)
     exit_code: int
 

@@ -279,7 +279,7 @@ class Follower:
         try:
             await self._endpoint.serve(channel, self._session, self._incarnation)
         except (HostError, ConfigError, NonFiniteError) as error:
-            self._say(_failed(self._generation, error))
+            self._say(_failed(0, error))
             await asyncio.get_running_loop().create_future()  # the site ends
         except PeerError:
             raise
@@ -369,7 +369,7 @@ class Follower:
         """Of this code: the site hears of it before this host ends."""
         text = f"{type(error).__name__}: {error}; its log says where, please report it"[:MAX_TEXT_CHARACTERS]
         log.error("a failure that nothing was prepared for", exc_info=error)
-        failed = hosts.HostFailed(generation=self._generation, text=text, exit_code=HostError.exit_code)
+        failed = hosts.HostFailed(generation=0, text=text, exit_code=HostError.exit_code)
         with suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await call.write(hosts.said(failed))

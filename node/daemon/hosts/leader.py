@@ -376,7 +376,8 @@ class Leader:
                     self.exited(exited, host.number)
                 case hosts.HostFailed(generation=generation, text=text, exit_code=code):
                     kind, text = e.FailureKind.FATAL, f"{host.words}: {text}"
-                    self._handle(e.WorkersFailed(generation=generation, kind=kind, text=text, exit_code=code))
+                    of_ranks = e.WorkersFailed(generation=generation, kind=kind, text=text, exit_code=code)
+                    self._handle(of_ranks if generation else e.NodeFailed(text, code))
                 case hosts.HostBeat():
                     self.exchanges.heard_beat(host, said)
                 case hosts.HostReady():

@@ -374,6 +374,14 @@ MUTATIONS = (
         tests=(f"{HOSTS}::test_a_host_that_is_silent_for_a_lease_or_hangs_up_is_lost",),
     ),
     Mutation(
+        name="what fails another host itself counts for the workers that run",
+        rule="what a host itself cannot go on from ends the site, whichever workers run",
+        where="node.daemon.hosts.leader:Leader._read_all",
+        old="of_ranks if generation else e.NodeFailed(text, code)",
+        new="of_ranks",
+        tests=(f"{HOSTS}::test_what_fails_a_host_itself_ends_the_node_whichever_workers_run",),
+    ),
+    Mutation(
         name="a host beats as if leases were long",
         rule="a host beats as often as the run's leases want",
         where="node.daemon.hosts.follower:Follower._attached",
@@ -388,6 +396,14 @@ MUTATIONS = (
         old="                self._rank_socket.drop()\n",
         new="",
         tests=(f"{FOLLOWERS}::test_a_host_that_loses_its_leader_stops_its_ranks_and_comes_back",),
+    ),
+    Mutation(
+        name="a host's own failure is said as one of its workers",
+        rule="what a host itself cannot go on from ends the site, whichever workers run",
+        where="node.daemon.hosts.follower:Follower._follow",
+        old="_failed(0, error)",
+        new="_failed(1, error)",
+        tests=(f"{FOLLOWERS}::test_a_disk_that_fails_before_ranks_are_started_ends_the_site",),
     ),
     Mutation(
         name="what goes wrong on another host is not said",

@@ -24,9 +24,18 @@ from atoll.node.dataplane.slices import Wanted
 from atoll.node.local_protocol import LocalJoin, Piece, SealedReport
 from atoll.node.worker.client import LocalClient
 from atoll.protocol import line_socket, transport
+from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from tests.harness.following import GREETING, Rank, TwoHosts, attached, following, hosts_meet_at_once
+from tests.harness.following import (
+    GREETING,
+    Rank,
+    TwoHosts,
+    an_older_state,
+    attached,
+    following,
+    hosts_meet_at_once,
+)
 from tests.harness.hosts import Led, led
 from tests.harness.model_on_hosts import (
     FOR_HOST_0,
@@ -197,6 +206,30 @@ def test_memory_that_is_not_there_ends_the_site_with_the_reason(
             failed = await site.event(e.WorkersFailed)
             assert (failed.kind, failed.exit_code) == (FailureKind.FATAL, HostError.exit_code)
             assert f"publish needs {LAYOUT.buffer_bytes} bytes of shared memory" in failed.text
+
+    transport.run(main())
+
+
+def test_a_disk_that_fails_before_ranks_are_started_ends_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no workers run, nothing that is said of them is heard."""
+    an_older_state(tmp_path, seed=0)
+
+    async def no_disk(commit: m.Commit) -> None:
+        raise HostError(f"no room for commit {commit.commit}")
+
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            await site.has_state()
+            async with following(site.address, tmp_path) as host:
+                await site.hosts_changed()
+                await site.follows(0)
+                monkeypatch.setattr(host.plane, "apply", no_disk)
+                await site.commits(1, host.plane)
+                failed = await site.event(e.NodeFailed)
+                assert failed.exit_code == HostError.exit_code
+                assert failed.text.endswith("): no room for commit 1")
 
     transport.run(main())
 

@@ -404,3 +404,15 @@ def test_how_ranks_of_another_host_end_is_as_of_this_one(tmp_path: Path) -> None
             assert failed.text == "host 1 of this site (b): no memory"
 
     transport.run(main())
+
+
+def test_what_fails_a_host_itself_ends_the_node_whichever_workers_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            host = await site.host()
+            await site.hosts_changed()
+            await site.runs(2, host)
+            await host.says(hosts.HostFailed(generation=0, text="no disk", exit_code=7))
+            assert await site.event(e.NodeFailed) == e.NodeFailed("host 1 of this site (b): no disk", 7)
+
+    transport.run(main())
