@@ -397,7 +397,9 @@ class Leader:
         host.addresses, host.site_address = found, ready.site_address
         log.info("%s is here", host.words)
         if self._settings.sync.error_feedback:
-            self._handle(HostErrors(tuple(None if at < 0 else at for at in ready.error_commits)))
+            errors = tuple(None if at < 0 else at for at in ready.error_commits)
+            goes_back = ready.branch != self._home.branch  # from all that it has, see `Replicas.came`
+            self._handle(HostErrors((0,) * len(errors) if goes_back else errors))
         self.replicas.came(host, ready, self._home.branch)
         self._tell_core("")
         self._hosts.changed()

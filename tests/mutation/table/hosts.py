@@ -1041,6 +1041,14 @@ MUTATIONS = (
         tests=(f"{JOBS}::test_the_core_hears_what_a_host_has_of_error_feedback_where_there_is_any",),
     ),
     Mutation(
+        name="errors of a host that missed a rollback count",
+        rule="a host that missed a rollback has no errors any more",
+        where="node.daemon.hosts.leader:Leader._is_ready",
+        old="(0,) * len(errors) if goes_back else errors",
+        new="errors",
+        tests=(f"{JOBS}::test_errors_of_a_host_that_missed_a_rollback_are_none",),
+    ),
+    Mutation(
         name="a site contributes what a host lacks",
         rule="what a site contributes is on all of its hosts",
         where="node.daemon.hosts.leading_exchanges:LeadingExchanges.begin",

@@ -144,6 +144,20 @@ def test_the_core_hears_what_a_host_has_of_error_feedback_where_there_is_any(tmp
     transport.run(main())
 
 
+def test_errors_of_a_host_that_missed_a_rollback_are_none(tmp_path: Path) -> None:
+    """It is told to go back from all commits that it has, and loses its errors with them."""
+
+    async def main() -> None:
+        async with led(tmp_path, settings=WITH_ERRORS) as site:
+            site.home.keep_branch(1)
+            host = await site.welcome_host()
+            await host.says(host.ready(branch=0, error_commits=(5,)))
+            assert await site.event(HostErrors) == HostErrors((0,))
+            assert await host.hears(hosts.RollBackHost) == hosts.RollBackHost(last_commit=-1, branch=1, number=1)
+
+    transport.run(main())
+
+
 def test_what_hinders_any_host_from_advancing_its_error_is_said(tmp_path: Path) -> None:
     async def main() -> None:
         async with led(tmp_path, settings=WITH_ERRORS, site_hosts=4) as site:
