@@ -232,6 +232,8 @@ class SiteEnded:
 
     exit_code: int
     text: str = bounded(MAX_TEXT_CHARACTERS)
+    scripts_go_on: bool = False
+    """Nobody has told the site to leave: its scripts may do what they do after the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

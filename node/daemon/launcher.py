@@ -43,6 +43,12 @@ TORCHRUN_IS_OPEN = (
 
 WORKERS_END_LIMIT_S = STOP_LIMIT_S + processes.KILL_ROUNDS * processes.KILL_ROUND_S
 """Of a generation that is told to end."""
+SCRIPT_END_S = 600.0
+"""How long a script may go on after its workers have left the run."""
+LEAVING_SCRIPT_END_S = 20.0
+"""The same when a person, or the machine as it goes down, has told the site to leave."""
+SCRIPT_NOTICE_S = 5.0
+"""After which the node says that it waits for that; leaving Python and torch takes a second or two."""
 
 
 class Launcher:
@@ -159,3 +165,13 @@ class Launcher:
             child.ENV_PARENT: str(os.getpid()),
             name: value,
         }
+
+
+async def script_ended(launcher: Launcher, *, told_to_leave: bool) -> None:
+    """The workers have left the run; their script may still evaluate, or write files of its own."""
+    if await launcher.wait(SCRIPT_NOTICE_S):
+        return
+    limit_s = LEAVING_SCRIPT_END_S if told_to_leave else SCRIPT_END_S
+    log.info("the workers have left the run; waiting at most %g s for their script, Ctrl-C ends it", limit_s)
+    if not await launcher.wait(limit_s):
+        log.warning("the script did not end within %g s of leaving the run and is killed", limit_s)

@@ -205,7 +205,9 @@ class Node:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.models.drop()
             await self.prober.close()
-            await self.shell.leader.close(*(self._result.result() if self._result.done() else (0, "it was stopped")))
+            code, text = self._result.result() if self._result.done() else (0, "it was stopped")
+            scripts_go_on = self._result.done() and not (code or self._is_told_to_leave)
+            await self.shell.leader.close(code, text, scripts_go_on=scripts_go_on)
             await self.workers.server.close()
             await self.shell.processes.close()
 

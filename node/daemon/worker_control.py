@@ -13,7 +13,7 @@ from atoll.node.core.ranks.generations import layout_of
 from atoll.node.core.ranks.pieces import SitePieces, site_pieces
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchanges import Exchanges
-from atoll.node.daemon.launcher import Launcher
+from atoll.node.daemon.launcher import Launcher, script_ended
 from atoll.node.daemon.room import room_of
 from atoll.node.daemon.shell import Shell
 from atoll.node.local_protocol import Greeting
@@ -23,13 +23,6 @@ from atoll.protocol.exit_codes import exit_code_of
 from atoll.protocol.threads import run_to_its_end
 
 log = logging.getLogger(__name__)
-
-SCRIPT_END_S = 600.0
-"""How long a script may go on after its workers have left the run."""
-LEAVING_SCRIPT_END_S = 20.0
-"""The same when a person, or the machine as it goes down, has told the site to leave."""
-SCRIPT_NOTICE_S = 5.0
-"""After which the node says that it waits for that; leaving Python and torch takes a second or two."""
 
 
 def said_of_crash(crash: out.DescribeCrash, ranks_a_host: int, launcher: Launcher) -> tuple[str, ...]:
@@ -121,14 +114,8 @@ class WorkerControl:
         self._shell.handle(e.WorkersFailed(generation=generation, kind=kind, text=str(error), exit_code=code))
 
     async def wait_for_script(self, *, told_to_leave: bool) -> None:
-        """The workers have left the run; their script may still evaluate, or write files of its own."""
         assert self.launcher is not None
-        if await self.launcher.wait(SCRIPT_NOTICE_S):
-            return
-        limit_s = LEAVING_SCRIPT_END_S if told_to_leave else SCRIPT_END_S
-        log.info("the workers have left the run; waiting at most %g s for their script, Ctrl-C ends it", limit_s)
-        if not await self.launcher.wait(limit_s):
-            log.warning("the script did not end within %g s of leaving the run and is killed", limit_s)
+        await script_ended(self.launcher, told_to_leave=told_to_leave)
 
     # --- what happens to them
 

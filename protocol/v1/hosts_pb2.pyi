@@ -508,17 +508,20 @@ class SiteEnded(_message.Message):
 
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    SCRIPTS_GO_ON_FIELD_NUMBER: _builtins.int
     exit_code: _builtins.int
     text: _builtins.str
+    scripts_go_on: _builtins.bool
     def __init__(
         self,
         *,
         exit_code: _builtins.int = ...,
         text: _builtins.str = ...,
+        scripts_go_on: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "scripts_go_on", b"scripts_go_on", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,6 +38,8 @@ class FakeLauncher:
         self.started: asyncio.Queue[tuple[int, str, Meeting | None]] = asyncio.Queue()
         self.stopped: asyncio.Queue[None] = asyncio.Queue()
         self.error: AtollError | None = None
+        self.script_s = 0.0
+        """That its scripts go on, of the time for which they are waited for."""
 
     async def start(self, generation: int, socket_path: str, meeting: Meeting | None = None) -> None:
         if self.error is not None:
@@ -48,7 +50,8 @@ class FakeLauncher:
         self.stopped.put_nowait(None)
 
     async def wait(self, limit_s: float) -> bool:
-        return limit_s > 0
+        self.script_s -= limit_s
+        return self.script_s < 0
 
 
 class Following:

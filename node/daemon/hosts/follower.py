@@ -24,7 +24,7 @@ from atoll.node.daemon.hosts.endpoint import Endpoint
 from atoll.node.daemon.hosts.link import ATOLL_VERSION, Outbox, check_release, heard, send_slices, while_heard
 from atoll.node.daemon.hosts.rank_socket import RankSocket, Sealed, Shared
 from atoll.node.daemon.hosts.slices_between import SlicesServed
-from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S, Launcher
+from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S, Launcher, script_ended
 from atoll.node.daemon.peers import meet_peers, prepare_kernels
 from atoll.node.daemon.rank_commands import Meeting
 from atoll.node.daemon.rank_connection import FLUSH_S
@@ -61,8 +61,6 @@ SHORTEST_LEASE_S = min(limits.lease_s for limits in PRESETS.values())
 RETRY_S = 0.5
 LEADER_WAIT_S = 1800.0
 """How long a host waits for host 0, which may be started later, or be started again; for the coordinator as long."""
-SCRIPT_END_S = 20.0
-"""How long its scripts may go on after the site has ended."""
 
 
 async def run_follower(config: NodeConfig) -> int:
@@ -185,11 +183,10 @@ class Follower:
                 raise
             if not ended.done():
                 raise PeerError(f"{self._where} closed the connection")
-            code, text = ended.result()
+            told = ended.result()
             self._rank_socket.drop()  # scripts that have left the run go on
-            if not await self._launcher.wait(SCRIPT_END_S):
-                log.warning("the scripts of this host did not end within %g s and are killed", SCRIPT_END_S)
-            return code, text
+            await script_ended(self._launcher, told_to_leave=not told.scripts_go_on)
+            return told.exit_code, told.text
 
     def _channel(self) -> grpc.aio.Channel:
         """To host 0, and to no other host of this site."""
@@ -219,7 +216,7 @@ class Follower:
     async def _hear_all(
         self,
         call: Stream,
-        ended: asyncio.Future[tuple[int, str]],
+        ended: asyncio.Future[hosts.SiteEnded],
     ) -> None:
         while True:
             told = hosts.heard_of_leader(await heard(call.read, self._limits.lease_s, self._where))
@@ -234,8 +231,8 @@ class Follower:
                     self._rank_socket.hang_up(number)
                 case hosts.SiteLaidOut(generation=generation):
                     await self._guarded(generation, self._lay_out(told))
-                case hosts.SiteEnded(exit_code=code, text=text):
-                    ended.set_result((code, text))
+                case hosts.SiteEnded():
+                    ended.set_result(told)
                     return
                 case hosts.HostBeat():
                     pass

@@ -170,17 +170,17 @@ class Leader:
         """Of whoever has a certificate of another site."""
         return "" if caller.subject.site == self._config.name else f"{caller.subject} is no host of {self._config.name}"
 
-    def say_end(self, exit_code: int, text: str) -> None:
+    def say_end(self, exit_code: int, text: str, *, scripts_go_on: bool = False) -> None:
         """To the hosts, which end then, too; the first word of it counts."""
         for host in list(self._hosts.values()):
-            host.say(hosts.SiteEnded(exit_code=exit_code, text=text[:4096]))
+            host.say(hosts.SiteEnded(exit_code=exit_code, text=text[:4096], scripts_go_on=scripts_go_on))
 
-    async def close(self, exit_code: int, text: str) -> None:
+    async def close(self, exit_code: int, text: str, *, scripts_go_on: bool = False) -> None:
         """The hosts hear how the site ended. Idempotent."""
         server, self._server = self._server, None
         if server is None:
             return
-        self.say_end(exit_code, text)
+        self.say_end(exit_code, text, scripts_go_on=scripts_go_on)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await self._hosts.until(lambda: not self._hosts)  # each has heard it, and ended its stream

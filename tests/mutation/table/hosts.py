@@ -390,6 +390,24 @@ MUTATIONS = (
         tests=(f"{HOSTS}::test_a_host_beats_as_often_as_the_run_wants_from_its_welcome_on",),
     ),
     Mutation(
+        name="scripts of another host are killed soon after the run",
+        rule="scripts of all hosts have the same time after the run",
+        where="node.daemon.hosts.follower:Follower._attached",
+        old="told_to_leave=not told.scripts_go_on",
+        new="told_to_leave=True",
+        tests=(f"{FOLLOWERS}::test_scripts_of_another_host_have_the_time_that_those_of_host_0_have",),
+    ),
+    Mutation(
+        name="scripts of another host go on at a site that was told to leave",
+        rule="a site that was told to leave waits shortly for its scripts",
+        where="node.daemon.node:Node.run",
+        old="not (code or self._is_told_to_leave)",
+        new="not code",
+        tests=(
+            "tests/unit/local/test_node_failures.py::test_the_other_hosts_of_a_site_hear_whether_its_scripts_go_on",
+        ),
+    ),
+    Mutation(
         name="ranks of a host outlive its leader's stream",
         rule="ranks that the leader does not hear end",
         where="node.daemon.hosts.follower:Follower.run",

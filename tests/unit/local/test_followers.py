@@ -145,6 +145,23 @@ def test_a_site_that_has_ended_says_so_and_the_follower_ends_with_its_exit_code(
     transport.run(main())
 
 
+@pytest.mark.parametrize("is_over", [True, False], ids=["the run is over", "the site was told to leave"])
+def test_scripts_of_another_host_have_the_time_that_those_of_host_0_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_over: bool
+) -> None:
+    monkeypatch.setattr(leader_module, "CLOSE_LIMIT_S", 60.0)
+
+    async def main() -> None:
+        async with led(tmp_path) as site, following(site.address, tmp_path) as host:
+            await attached(site, host)
+            host.launcher.script_s = 500.0
+            await site.leader.close(0, "the run is complete", scripts_go_on=is_over)
+            assert await host.task == (0, "the run is complete")
+            assert ("is killed" in caplog.text) is not is_over
+
+    transport.run(main())
+
+
 def test_a_greeting_without_checkpoints_has_none_here_either(tmp_path: Path) -> None:
     async def main() -> None:
         async with led(tmp_path) as site, following(site.address, tmp_path, data_paths=()) as host:

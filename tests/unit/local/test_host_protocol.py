@@ -145,7 +145,7 @@ def test_words_come_back_equal() -> None:
         hosts.HurryAtHost(sync=1),
         hosts.CancelAtHost(sync=1, attempt=2),
         hosts.DropAtHost(sync=1),
-        hosts.SiteEnded(exit_code=6, text="over"),
+        hosts.SiteEnded(exit_code=6, text="over", scripts_go_on=True),
     ):
         assert hosts.heard_of_leader(hosts.told(told)) == told
 

@@ -20,6 +20,7 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
+from atoll.node import host_protocol as hosts
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.ranks.pieces import SitePieces
@@ -53,8 +54,11 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.sync_settings import SyncSettings
 from tests.harness.data_plane import DTYPES, RUN, filled, layout, logged, payloads, update_of
+from tests.harness.hand_host import HandHost
+from tests.harness.hosts import config_of
 from tests.harness.peer_streams import plan
 from tests.harness.sites import until
+from tests.harness.sockets import free_address
 
 SETTINGS = RunSettings(run_id="run", time_limits="local")
 NOBODY = "127.0.0.1:1"
@@ -87,7 +91,10 @@ PIECES = SitePieces(
 
 
 def ended_by(
-    happen: Callable[[Node], Awaitable[None]], folder: Path, data_plane: Callable[[Home], DataPlane] | None = None
+    happen: Callable[[Node], Awaitable[None]],
+    folder: Path,
+    data_plane: Callable[[Home], DataPlane] | None = None,
+    config: NodeConfig | None = None,
 ) -> tuple[int, str]:
     """How a node ends to which that happened. `data_plane`: what an earlier start left."""
 
@@ -96,7 +103,7 @@ def ended_by(
         journal = Journal(home.folder / "journal.jsonl")
         hub = Hub(run_id="run", incarnation=home.incarnation, dialer=Dialer(), pool=ThreadPoolExecutor(1))
         node = Node(
-            config=NodeConfig(coordinator=NOBODY, name="a", command=("true",), launcher="exec"),
+            config=config or NodeConfig(coordinator=NOBODY, name="a", command=("true",), launcher="exec"),
             settings=SETTINGS,
             home=home,
             plane=data_plane(home) if data_plane is not None else None,
@@ -794,3 +801,28 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         node._result.set_result((0, ""))
 
     assert ended_by(happen, tmp_path) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("end", "goes_on"),
+    [
+        (lambda node: node.handle(e.LeaveAsked("its ranks have left the run")), True),
+        (lambda node: node.leave("Ctrl-C"), False),
+        (lambda node: node.handle(e.NodeFailed("no disk", 7)), False),
+    ],
+    ids=["by itself", "told to", "failed"],
+)
+def test_the_other_hosts_of_a_site_hear_whether_its_scripts_go_on(
+    tmp_path: Path, end: Callable[[Node], None], goes_on: bool
+) -> None:
+    config = config_of(0, free_address())
+
+    async def happen(node: Node) -> None:
+        host = HandHost(config.site_address)
+        await host.says_hello()
+        await host.hears(hosts.HostWelcome)
+        end(node)
+        assert (await host.hears(hosts.SiteEnded)).scripts_go_on is goes_on
+        await host.close()
+
+    ended_by(happen, tmp_path, config=config)
