@@ -144,9 +144,9 @@ def test_any_words_of_a_leader_are_followed_or_the_host_ends_its_stream(
             except AtollError:
                 assert not ended.done()
             else:
-                code, text = ended.result()
-                assert code >= 0
-                assert len(text) <= 4096
+                heard = ended.result()
+                assert heard.exit_code >= 0
+                assert len(heard.text) <= 4096
 
     here.run(main())
 

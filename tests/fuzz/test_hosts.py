@@ -60,7 +60,10 @@ EVERYTHING = Wanted(fragment=0, with_frozen=True)
 ONES = memoryview(b"\1" * LAYOUT.buffer_bytes)
 OF_RANK_1 = copied(ONES, bytes(LAYOUT.buffer_bytes), OWNED_BY_RANK_1, EVERYTHING)
 """1 where a byte of SNAPSHOT is of what rank 1 owns."""
-HEARD = HostsChanged | HostErrors | SlicesArrived | e.WorkersExited | e.WorkersFailed | e.RankSaid | e.RankLost
+HEARD = (
+    HostsChanged | HostErrors | SlicesArrived | e.WorkersExited | e.WorkersFailed | e.NodeFailed
+    | e.RankSaid | e.RankLost
+)  # fmt: skip
 
 
 class Site:
