@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from atoll.coordinator.tracking.feed import MissingLibrary
 from atoll.coordinator.tracking.tracker import About, Point
@@ -27,7 +27,7 @@ class WandbTracker:
             silent=True, console="off", disable_git=True, save_code=False, x_disable_meta=True, x_disable_stats=True
         )  # of this process, which is not what trains
         self._run: Any = wandb.init(
-            mode=mode,
+            mode=cast(Any, mode),  # as the settings have checked
             project=project,
             id=about.run_id,
             name=about.run_id,

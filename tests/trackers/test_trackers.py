@@ -118,7 +118,7 @@ def _records_of_wandb(path: Path) -> Iterator[Any]:
         _, length, kind = struct.unpack_from("<IHB", data, at)
         whole, at = whole + data[at + 7 : at + 7 + length], at + 7 + length
         if kind in (FULL, LAST):
-            record = wandb_internal_pb2.Record()
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined, unused-ignore]
             record.ParseFromString(whole)
             yield record
             whole = b""
