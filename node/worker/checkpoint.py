@@ -257,12 +257,13 @@ class LocalCheckpoints:
 
     def _prune(self) -> None:
         """Keep what is since the second newest checkpoint that all ranks wrote; of more than MAX_KEPT the newest that
-        all wrote and what slower ranks are writing first. The first rank here removes what ranks left that are no
-        more."""
+        all wrote and what slower ranks are writing first. Disks of other hosts may be slower, too: what is since the
+        last MAX_KEPT is kept for their ranks. The first rank here removes what ranks left that are no more."""
         found, being_written = listed(self._folder), listed(self._folder, "new")
         own = sorted(item for item, files in found.items() if self._rank in files.paths)
         complete = sorted(item for item, files in found.items() if files.are_all(self._here, self._world))
-        oldest = complete[-NUM_KEPT] if len(complete) >= NUM_KEPT else min(found)
+        num_kept = MAX_KEPT if self._world > len(self._here) else NUM_KEPT
+        oldest = complete[-num_kept] if len(complete) >= num_kept else min(found)
         slower = [i for i in own if i in being_written and being_written[i].paths.keys() - {self._rank}]
         kept = list(dict.fromkeys([*complete[-1:], *reversed(slower), *reversed(own)]))[:MAX_KEPT]
         for item in own:

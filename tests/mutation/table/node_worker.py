@@ -313,6 +313,14 @@ MUTATIONS = (
         tests=("tests/unit/worker/test_checkpoints_of_layouts.py::test_what_ranks_have_alike_is_written_once",),
     ),
     Mutation(
+        name="a host with a fast disk removes checkpoints that another one has newest",
+        rule="hosts of a site have a checkpoint in common",
+        where="node.worker.checkpoint:LocalCheckpoints._prune",
+        old="MAX_KEPT if self._world > len(self._here) else NUM_KEPT",
+        new="NUM_KEPT",
+        tests=("tests/unit/worker/test_worker_checkpoint.py::test_what_a_rank_of_another_host_may_still_need_is_kept",),
+    ),
+    Mutation(
         name="the first replica writes all checkpoints",
         rule="what ranks have alike is shared out among them for checkpoints",
         where="node.core.ranks.pieces:merge_ranks",

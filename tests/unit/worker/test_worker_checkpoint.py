@@ -74,6 +74,7 @@ class Rank:
         order: torch.memory_format = torch.contiguous_format,
         device: str = "cpu",
         stage: str = "",
+        here: range | None = None,
         crashed_from: Sequence[CheckpointId] = (),
         busy: Callable[[str, float], None] = lambda what, limit_s: None,
     ) -> None:
@@ -87,7 +88,7 @@ class Rank:
         naming = Naming({name: f"{stage}{name}" for name in ("0", "2", "small")} if stage else {}, {}, is_said=True)
         self.state = OptimizerState(find_tensors([self.net], [self.optimizer], naming=naming), [self.optimizer])
         self.checkpoints = LocalCheckpoints(
-            folder, self.state, run_id, rank, world, crashed_from=crashed_from, busy=busy
+            folder, self.state, run_id, rank, world, here=here, crashed_from=crashed_from, busy=busy
         )
 
     def train(self, num_steps: int) -> None:
@@ -540,6 +541,17 @@ def test_what_a_much_slower_rank_is_writing_is_kept(tmp_path: Path) -> None:
     ranks[1].write(2)
     assert not aside.exists()
     assert offered(tmp_path, 2) == (at(1), at(2))
+
+
+def test_what_a_rank_of_another_host_may_still_need_is_kept(tmp_path: Path) -> None:
+    """Nothing here says how far its disk is: the first stays, within the same bound."""
+    rank = Rank(tmp_path, world=2, here=range(1))
+    rank.begin()
+    rank.train(1)
+    rank.write(1, 2, 3)
+    assert left(tmp_path) == [f"rank-0-of-2.1-1-{n}.safetensors" for n in (1, 2, 3)]
+    rank.write(4, 5, 6)
+    assert left(tmp_path) == [f"rank-0-of-2.1-1-{n}.safetensors" for n in (3, 4, 5, 6)]
 
 
 def test_a_rank_whose_optimizer_keeps_nothing_does_not_cost_the_others_theirs(tmp_path: Path) -> None:
