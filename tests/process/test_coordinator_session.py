@@ -468,6 +468,7 @@ def test_a_site_that_floods_one_kind_of_message_waits_and_others_do_not(
 ) -> None:
     """It is read no faster than a site has to say; nothing that it said is lost, and it is not cut off."""
     monkeypatch.setattr(limits, "PACE_OF_MESSAGES", Pace(at_once=3, per_s=1e-6))
+    monkeypatch.setattr(limits, "PACES_OF_MESSAGES", {})
 
     async def test(server: CoordinatorServer) -> None:
         a, b = Client(server.address, "a"), Client(server.address, "b")

@@ -116,6 +116,7 @@ def test_another_stream_of_a_site_begins_with_what_the_last_one_has_left(
 ) -> None:
     """Else a site that opens stream after stream could say as much as it likes."""
     monkeypatch.setattr(limits, "PACE_OF_MESSAGES", Pace(at_once=3, per_s=1e-6))
+    monkeypatch.setattr(limits, "PACES_OF_MESSAGES", {})
     ask = m.FindSources(has_state=False, after_commit=0)
 
     async def main() -> None:
