@@ -5,9 +5,9 @@ until the exchange has sent `EXCHANGE_BYTES_PER_DONOR_BYTE` times as much as the
 longer than its limit: whoever catches up takes a donor that gives nothing for a stalled one. A frame that takes long to
 write waits for its receiver and no longer has this site's link: others may go.
 
-Where the owner gives a part of the link alone, all frames wait for that cap too, in the order of asking. One frame at a
-time waits there that goes to somebody who catches up. So every second one or more is an exchange's at a small cap, too,
-where all the others come by their limits.
+Where the owner gives a part of the link alone, all frames wait for that cap too, in the order of asking. Of frames to
+sites that catch up one at a time waits there. So at a small cap an exchange that sends has at least every second frame,
+however many sites catch up.
 """
 
 from __future__ import annotations
