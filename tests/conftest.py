@@ -39,6 +39,7 @@ settings.register_profile(
 settings.register_profile("mutation", settings.get_profile("atoll"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile("atoll")
 
+pytest_plugins = ["tests.harness.waiting"]
 ENVIRONMENT = pytest.StashKey[dict[str, str]]()
 """Of a test: as it began."""
 GARBAGE_THRESHOLDS = 5_000, 10, 10
