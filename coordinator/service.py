@@ -43,12 +43,12 @@ from atoll.coordinator.watchers import Watchers
 from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.deposits import Seal
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.errors import ConfigError, HostError, RefusedError, StateError
+from atoll.protocol.errors import ConfigError, HostError, PeerError, RefusedError, StateError
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.measuring import Measures
 from atoll.protocol.messages import Deposit
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
-from atoll.protocol.status import abort
+from atoll.protocol.status import abort, cut_off
 from atoll.protocol.trust.access import guarded
 from atoll.protocol.trust.security import PLAIN, Caller, Security
 from atoll.protocol.v1 import session_pb2
@@ -407,14 +407,13 @@ class CoordinatorServer:
             del self._streams[stream.number]
             self._depositing.gone(stream)
             self._events.put_nowait((e.StreamClosed(stream.number, reason), None))
-            stuck = not writer.done()
+            is_stuck = not writer.done()
             for task in (reader, writer):
                 task.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
-            if stuck:
-                log.warning("stream %d is cut off: %s", stream.number, reason)
-                # A write may be blocked for good; only a cancelled call gets rid of it.
-                raise asyncio.CancelledError(reason)
+        if is_stuck:
+            log.warning("stream %d is cut off: %s", stream.number, reason)
+            await cut_off(context, PeerError(reason))
 
     def _happened(self, event: e.Event, stream: Stream) -> None:
         if isinstance(event, e.Received) and isinstance(event.message, messages.Hello):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -107,9 +108,17 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: AtollError) 
     raise AssertionError("abort returned")
 
 
+async def begin(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Of a call with a stream of answers, before the first. grpcio 1.85 sends the call's headers with the first answer,
+    and again with the status if that write was cancelled before it ended: then the status cannot be sent, and the other
+    side waits for ever."""
+    with suppress(grpc.aio.BaseError):  # the call is over
+        await context.send_initial_metadata(())
+
+
 async def cut_off(context: grpc.aio.ServicerContext[Any, Any], error: AtollError) -> NoReturn:
-    """The same, of a call on which much may have been said: behind what the other side does not read the status waits
-    for as long as the connection, and only a cancelled call gets rid of it."""
+    """The same as `abort`, of a call on which much may have been said: the status waits behind what the other side does
+    not read, and the handler does not wait with it."""
     try:
         async with asyncio.timeout(LAST_WORD_S):
             await abort(context, error)

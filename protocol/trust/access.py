@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any
 
 from atoll.protocol.errors import AtollError, RefusedError
-from atoll.protocol.status import abort
+from atoll.protocol.status import abort, begin
 from atoll.protocol.trust.names import OF_A_DAY, ROLES, Kind
 from atoll.protocol.trust.security import Caller, Security
 
@@ -107,6 +107,8 @@ def _guarded_behaviour(
         except AtollError as error:
             await abort(context, error)
         with lasts:
+            if handler.response_streaming:
+                await begin(context)
             return await behaviour(asked, context)
 
     return {field: checked}

@@ -455,6 +455,8 @@ def test_a_site_that_does_not_read_is_cut_off(
             assert sent < 1_000_000
         a.say(m.FindSources(has_state=False, after_commit=0))
         await a.hear(m.Sources)
+        with pytest.raises(grpc.aio.AioRpcError, match="8 messages wait for a site that does not read"):
+            await deaf.hear()  # all that was said before, and then why there is no more
         await a.close()
         await deaf.close()
 

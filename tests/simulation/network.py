@@ -427,6 +427,9 @@ class SimContext:
     def peer(self) -> str:
         return f"ipv4:{self._call.client.machine}:{self._call.client.start}"
 
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        pass
+
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
         self.status = (code, details)
         raise grpc.aio.AbortError
@@ -482,19 +485,20 @@ class SimServer:
         if handler is None:
             call.answered(grpc.StatusCode.UNIMPLEMENTED, f"no method {method}")
             return
-        context = SimContext(call, handler)
+        context, is_silent = SimContext(call, handler), False
         try:
             await self._run(handler, context)
         except grpc.aio.AbortError:
             pass
         except asyncio.CancelledError:
-            context.status = (grpc.StatusCode.CANCELLED, "the handler was cancelled")
+            is_silent = True  # as with grpcio 1.85, where the other side hears nothing of it
             raise
         except Exception as problem:
             context.status = (grpc.StatusCode.UNKNOWN, f"Unexpected {type(problem)}: {problem}")
             self.network.loop.call_exception_handler({"message": f"handler of {method}", "exception": problem})
         finally:
-            call.answered(*context.status)
+            if not is_silent:
+                call.answered(*context.status)
 
     async def _run(self, handler: grpc.RpcMethodHandler[Any, Any], context: SimContext) -> None:
         function: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary

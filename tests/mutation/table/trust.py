@@ -25,6 +25,22 @@ WITHIN = "tests/process/test_hosts_with_certificates.py"
 
 MUTATIONS = (
     Mutation(
+        name="the headers of a stream go with its first answer",
+        rule="a call ends with its status, whenever what answers on it is cancelled",
+        where="protocol.trust.access:_guarded_behaviour.checked",
+        old="if handler.response_streaming:",
+        new="if False:",
+        tests=(f"{SECURITY}::test_a_stream_whose_first_write_is_cancelled_ends_and_says_why",),
+    ),
+    Mutation(
+        name="a site that does not read never hears that it was cut off",
+        rule="a call ends with its status, behind what the other side has not read yet",
+        where="coordinator.service:CoordinatorServer._session",
+        old="await cut_off(context, PeerError(reason))",
+        new="raise asyncio.CancelledError(reason)",
+        tests=("tests/process/test_coordinator_session.py::test_a_site_that_does_not_read_is_cut_off",),
+    ),
+    Mutation(
         name="a failure leaves a process deaf to bans",
         rule="whoever is in a run hears who is banned and which roots are in force, as long as it lives",
         where="protocol.trust.watching:watch",

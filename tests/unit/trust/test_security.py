@@ -21,9 +21,11 @@ from atoll.node.exchange.peers.listener import listen
 from atoll.node.exchange.peers.rpc import PROBE_METHOD
 from atoll.protocol import transport
 from atoll.protocol.dates import date_of
-from atoll.protocol.errors import InvalidMessage, PeerError
+from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError
 from atoll.protocol.machine import Machine
+from atoll.protocol.status import abort
 from atoll.protocol.trust import certificates, renewing
+from atoll.protocol.trust.access import PEER
 from atoll.protocol.trust.certificates import Root
 from atoll.protocol.trust.names import Kind, Subject
 from atoll.protocol.trust.security import PLAIN, MutualTls, Shown
@@ -32,6 +34,8 @@ from tests.simulation.loop import SimLoop
 NOW_S = 1_764_000_000.0
 DAY = timedelta(days=1)
 SALT = bytes(range(16))
+LIMIT_S = 30.0
+"""Of what comes at once, on however busy a machine."""
 ROOT = Root.made(SALT, 36500 * DAY, date_of(NOW_S))
 
 
@@ -85,6 +89,39 @@ def test_only_sites_of_the_run_that_expect_this_one_are_answered() -> None:
 
     unavailable, denied = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED
     assert asyncio.run(main()) == [grpc.StatusCode.OK, denied, denied, *[unavailable] * 4]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_stream_whose_first_write_is_cancelled_ends_and_says_why(is_refused: bool) -> None:
+    """As where what was answered to it ends the call before this side has heard that it is written. gRPC would have
+    sent the call's headers twice, and so no status: the other side waited for ever."""
+
+    async def answer(_requests: Any, context: Any) -> None:
+        writing = asyncio.create_task(context.write(b"b"))
+        await asyncio.sleep(0)  # it has begun
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        assert writing.cancelled()
+        if is_refused:
+            await abort(context, RefusedError("not this one"))
+
+    async def main() -> str:
+        handlers: dict[str, Any] = {"Exchange": grpc.stream_stream_rpc_method_handler(answer)}
+        server, port = await listen("127.0.0.1:0", handlers, security=PLAIN)
+        channel = transport.open_channel(f"127.0.0.1:{port}", handshake=None, max_message_bytes=1000)
+        try:
+            call: Any = channel.stream_stream(f"/{PEER}/Exchange")()
+            async with asyncio.timeout(LIMIT_S):
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+        except grpc.aio.AioRpcError as error:
+            return str(error.details())
+        finally:
+            await channel.close()
+            await server.stop(None)
+        return ""
+
+    assert asyncio.run(main()) == ("not this one" if is_refused else "")
 
 
 def test_one_site_has_so_many_calls_under_way_at_a_node_and_another_one_has_its_own(
