@@ -321,6 +321,8 @@ def answer(ctx: Context) -> None:
     away = site.away_since is not None and ctx.now >= site.away_since + ctx.limits.lease_s
     decision = answers.decide(site, ctx.settings, away=away, now=ctx.now)
     if isinstance(decision, out.PublishState):
+        if not ctx.ranks.all_ask:
+            return  # the others may be looking at what PUBLISH holds
         _publish(ctx, decision.content)
         decision = answers.decide(site, ctx.settings, away=away, now=ctx.now)
     if isinstance(decision, Answer):

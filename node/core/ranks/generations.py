@@ -20,6 +20,7 @@ from atoll.node.core.outputs import AnswerDraw, AnswerWorkers, RefuseRank, SendL
 from atoll.node.core.ranks.group import Outcome, WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes, Watch
 from atoll.node.core.ranks.reports import tokens_once
+from atoll.node.core.ranks.status import Due
 from atoll.node.local_protocol import MAX_CHECKPOINTS, NO_CHECKPOINTS, CheckpointCounts, CheckpointId, LocalLayout
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.logged import Logged
@@ -131,6 +132,11 @@ class Generations:
             return
         if group.went_on_from not in self._crashed_from:
             self._crashed_from.append(group.went_on_from)
+
+    @property
+    def all_ask(self) -> bool:
+        """Whether each rank waits for the answer to the open question, and none is in its script."""
+        return self.group is None or all(status.due is Due.ANSWER for status in self.group.ranks)
 
     # --- deadlines
 

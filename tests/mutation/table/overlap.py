@@ -109,6 +109,14 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        name="PUBLISH changes when the first rank asks",
+        rule="PUBLISH changes when no rank is in its script, where it may look at it",
+        where="node.core.workforce:answer",
+        old="if not ctx.ranks.all_ask:",
+        new="if False:",
+        tests=("tests/unit/node_core/test_slow_ranks.py",),
+    ),
+    Mutation(
         name="outer parameters are read while they change",
         rule="nobody reads PUBLISH between the answer that it changes and the merge",
         where="node.worker.joined_site:JoinedSite.has_outer_parameters",

@@ -15,7 +15,7 @@ from atoll.node.core.host_events import HostsChanged
 from atoll.node.core.ranks.pieces import site_pieces
 from atoll.node.local_protocol import LOCAL_VERSION, Boundary, LocalHello, MergedReport, Piece, Said
 from atoll.protocol import messages as m
-from atoll.protocol.settings import settings_to_json
+from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.ranks import offer
 from tests.harness.site_questions import a_node_core, wanted
 from tests.unit.node_core.test_crashes import crash, reconnected, starts, wait, waiting
@@ -510,12 +510,12 @@ PIECES = (Piece(name="w", offsets=(0,), sizes=(8,), dtype="F32"),)
 class Node:
     """A core with a rank on each of its hosts."""
 
-    def __init__(self, num_hosts: int, held: Outer | None = HELD) -> None:
+    def __init__(self, num_hosts: int, held: Outer | None = HELD, settings: RunSettings = SETTINGS) -> None:
         self.now, self.num_ranks = 100.0, 2
-        self.core = a_node_core(SETTINGS, self.now, self.num_ranks, held=held, num_hosts=num_hosts)
+        self.core = a_node_core(settings, self.now, self.num_ranks, held=held, num_hosts=num_hosts)
         self.generation = 0
         self(e.SessionOpened())
-        self(e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS))))
+        self(e.Received(1, m.Welcome(settings_json=settings_to_json(settings))))
         self(HostsChanged(()))
 
     def __call__(self, event: e.Event) -> list[out.Output]:
