@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 
 from atoll.node.core import events
 from atoll.node.core.context import Context
@@ -94,7 +95,8 @@ def advanced(ctx: Context, event: events.ErrorsAdvanced) -> None:
         return
     covered = ctx.settings.sync.fragments_in(job.fragment)
     if event.problem is not None:
-        site.not_advanced_by = job.commit
+        lane = site.lanes[job.fragment]
+        lane.snapshot = replace(lane.snapshot, not_advanced_by=job.commit)
         _drop(ctx, covered, event.problem)
     else:
         site.error_commits = tuple(job.commit if f in covered else at for f, at in enumerate(site.error_commits))
@@ -107,7 +109,7 @@ def check(ctx: Context, lane: Lane) -> None:
         return  # of gradients nothing is left over
     errors, commit = ctx.site.error_commits, lane.snapshot.committed_in
     covered = ctx.settings.sync.fragments_in(lane.fragment)
-    if errors and commit != ctx.site.not_advanced_by and any(errors[f] != commit for f in covered):
+    if errors and commit != lane.snapshot.not_advanced_by and any(errors[f] != commit for f in covered):
         _drop(
             ctx,
             covered,

@@ -92,7 +92,6 @@ class SiteState:
     error_commits: tuple[int, ...] = ()  # of each fragment: the commit that advanced its error; 0: there is none
     error_shares: tuple[float, ...] = ()  # the same: its norm over that of what was to be sent then
     advance_is_void: bool = False  # the error was dropped, and a job that advances it still runs
-    not_advanced_by: int = 0  # the commit that should have advanced the error last, and could not: that is said
     num_errors_dropped: int = 0
     lanes: tuple[Lane, ...] = field(default_factory=lambda: lanes_of(1))  # by fragment
     commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet

@@ -10,6 +10,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.protocol import messages as m
 from atoll.protocol.settings import settings_to_json
+from tests.unit.node_core.test_in_flight import TWO_AT_ONCE, Story, committed, of
 from tests.unit.node_core.test_site import (
     HASH,
     SETTINGS,
@@ -148,6 +149,23 @@ def test_what_cannot_be_advanced_is_dropped_and_said_and_the_commit_is_applied()
     assert not reports(drive), "it is said once"
     assert drive.errors() == (0,)
     assert drive.num_errors_dropped() == 1
+
+
+def test_what_two_commits_in_flight_cannot_advance_is_dropped_once_each() -> None:
+    sync = replace(TWO_AT_ONCE.sync, codec="sign1", error_feedback=0.5)
+    story = Story(replace(TWO_AT_ONCE, sync=sync))
+    story.seal(10, fragment=0)
+    story.receive(of(1, 2))
+    story.asks(10)
+    story.seal(20, fragment=1)
+    for number in (1, 2):
+        story.receive(committed(number, number, number - 1))
+    for _ in range(2):
+        story(e.ErrorsAdvanced(problem="the disk is full"))
+    for number in (1, 2):
+        story(e.CommitApplied(commit=number, state_hash=HASH))
+        assert not reports(story)
+    assert story.num_errors_dropped() == 2
 
 
 def test_how_much_is_lost_is_said() -> None:
