@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import commits, events, holding, saving, sources
+from atoll.node.core import commits, errors, events, holding, saving, sources
 from atoll.node.core.context import Context
 from atoll.node.core.disk import Outer, newest
 from atoll.node.core.lanes import exchanges, snapshots
@@ -55,7 +55,8 @@ def state_fetched(ctx: Context, event: events.StateFetched) -> None:
     for lane in site.lanes:
         if lane.exchange is not None and outer.touch(lane.fragment) > lane.exchange.plan.base_commit:
             exchanges.give_up(ctx, lane)
-        snapshots.settle(ctx, lane, outer)
+        if snapshots.settle(ctx, lane, outer):
+            errors.given_up(ctx, lane, outer.commit)
     site.workers.reach(outer)
     snapshots.drop_late(ctx, is_empty=is_empty)
     disk.unpublish()  # it may have held another state of this commit

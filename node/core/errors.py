@@ -21,13 +21,16 @@ from atoll.protocol.messages import Commit, Welcome
 
 def welcomed(ctx: Context, message: Welcome) -> None:
     """The run's settings are known. What an earlier start has left of a fragment counts if its last contribution that
-    is in a commit has left it."""
+    is in a commit has left it. A commit that this start did not hear of, and that holds it, may still be listed."""
     site, sync = ctx.site, ctx.settings.sync
-    if not sync.error_feedback or site.error_commits:
+    if not sync.error_feedback:
         return
     none, last = (0,) * sync.fragments, message.error_commits
     held = site.held_errors or none
     wanted = last if len(last) == sync.fragments else none  # an older coordinator says nothing
+    if site.error_commits:
+        site.errors_in_doubt = {f for f, at in enumerate(site.error_commits) if at not in (0, wanted[f])}
+        return
     site.error_commits = tuple(of if at == of else 0 for at, of in zip(held, wanted, strict=True))
     site.error_shares = (0.0,) * sync.fragments
     if lost := [f for f, at in enumerate(held) if (at != 0 or wanted[f]) and not site.error_commits[f]]:
@@ -99,6 +102,7 @@ def advanced(ctx: Context, event: events.ErrorsAdvanced) -> None:
         lane.snapshot = replace(lane.snapshot, not_advanced_by=job.commit)
         _drop(ctx, covered, event.problem)
     else:
+        site.errors_in_doubt.difference_update(covered)
         site.error_commits = tuple(job.commit if f in covered else at for f, at in enumerate(site.error_commits))
         site.error_shares = tuple(event.share if f in covered else was for f, was in enumerate(site.error_shares))
 
@@ -116,6 +120,13 @@ def check(ctx: Context, lane: Lane) -> None:
             f"the state came to commit {commit}, which holds this site's contribution, before that could be computed",
         )
         ctx.site.disk.forget(AdvanceErrors, lane.fragment)
+
+
+def given_up(ctx: Context, lane: Lane, commit: int) -> None:
+    """The lane's snapshot, which no commit that was heard of holds: its base is gone by a fetch of that commit."""
+    if lost := ctx.site.errors_in_doubt.intersection(ctx.settings.sync.fragments_in(lane.fragment)):
+        text = f"this site has not heard of each commit up to {commit}, and one of them may hold its contribution"
+        _drop(ctx, lost, text)
 
 
 def went_back(ctx: Context, commit: int) -> None:
@@ -137,6 +148,7 @@ def _drop(ctx: Context, fragments: Collection[int], reason: str) -> None:
     """What a contribution has left over is lost with what was there before."""
     site = ctx.site
     site.num_errors_dropped += 1
+    site.errors_in_doubt.difference_update(fragments)
     lost = max(site.error_shares[f] for f in fragments)
     how_much = f"; {lost:.2f} of the norm of what was to be sent last is lost" if lost else ""
     site.error_commits = tuple(0 if f in fragments else at for f, at in enumerate(site.error_commits))

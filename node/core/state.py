@@ -91,6 +91,8 @@ class SiteState:
     errors_of_hosts: list[tuple[int | None, ...]] = field(default_factory=list)  # that came, not compared yet
     error_commits: tuple[int, ...] = ()  # of each fragment: the commit that advanced its error; 0: there is none
     error_shares: tuple[float, ...] = ()  # the same: its norm over that of what was to be sent then
+    errors_in_doubt: set[int] = field(default_factory=set)
+    """Fragments: by the coordinator's word a commit that was not heard of may hold a later contribution."""
     advance_is_void: bool = False  # the error was dropped, and a job that advances it still runs
     num_errors_dropped: int = 0
     lanes: tuple[Lane, ...] = field(default_factory=lambda: lanes_of(1))  # by fragment

@@ -331,6 +331,50 @@ def test_a_commit_with_the_contribution_of_an_earlier_start_drops_what_that_left
     ]
 
 
+@pytest.mark.parametrize(
+    ("last", "left"),
+    [
+        (7, 7),  # no commit has held the site since
+        (9, 0),  # one has, which is not listed for it
+        (0, 0),  # the log does not reach so far
+    ],
+)
+def test_an_error_is_dropped_where_a_commit_that_is_not_listed_may_hold_the_contribution(last: int, left: int) -> None:
+    """It came to be while the site was away, and the log has not all of what was made since."""
+    drive = ready_for_sync()
+    drive.had_errors(7)
+    drive(e.SessionLost("it broke"))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(drive.core.settings), site_id=1, error_commits=(last,)))
+    assert drive.errors() == (7,), "it may be listed yet"
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7, last_commit=11))
+    drive.receive(sources(11))
+    drive(e.StateFetched(commit=11, state_hash=HASH, run_step=110, run_tokens=3300))
+    assert drive.errors() == (left,)
+    assert [text.split("; ")[0] for text in reports(drive)] == [
+        "error feedback is dropped, and begins anew: this site has not heard of each commit up to 11, and one of "
+        "them may hold its contribution"
+    ] * (left == 0)
+    assert drive.num_errors_dropped() == (left == 0)
+
+
+def test_a_commit_that_is_listed_to_a_site_that_was_away_advances_the_error() -> None:
+    drive = ready_for_sync()
+    drive.had_errors(7)
+    drive(e.SessionLost("it broke"))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(drive.core.settings), site_id=1, error_commits=(1,)))
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7, last_commit=1))
+    drive.receive(sources(1, commit(1, 1)))
+    drive(e.ErrorsAdvanced())
+    drive(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=300))
+    assert drive.errors() == (1,)
+    drive.receive(commit(2, 2, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=2, state_hash=HASH))
+    assert drive.errors() == (1,)
+    assert not drive.num_errors_dropped()
+
+
 def test_an_error_of_a_wrong_state_counts_no_longer() -> None:
     """Of the base that it was computed from, nobody knows."""
     drive = ready_for_sync()
