@@ -165,7 +165,7 @@ class DiskJobs:
 
     async def _fetched(self, sources: m.Sources) -> e.Event:
         plane = self.present
-        async with plane.fetching() as outer:
+        async with self._replicas.fetching() as outer:
             fetched = await self._shell.hub.fetch_state(
                 sources=sources,
                 refresh=self._ask_for_sources,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -19,6 +20,7 @@ from atoll.node.core import outputs as out
 from atoll.node.core.events import Content, Difference
 from atoll.node.daemon.hosts.attached import AttachedHost, Hosts
 from atoll.node.daemon.plane import DataPlane
+from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.tasks import Tasks
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, InvalidMessage, StateError
@@ -42,6 +44,8 @@ class Replicas:
     tasks: Tasks
     plane: DataPlane | None = None
     _holds: tuple[int, bytes] | None = field(default=None, init=False)  # commit and state hash of the leader
+    _is_fetching: bool = field(default=False, init=False)
+    """The leader is to come to another commit, or broke off on its way there: chunks of what it held are gone."""
     _recent: OrderedDict[int, m.Commit] = field(default_factory=OrderedDict, init=False)
     """What the leader has applied since its state came otherwise, without a gap; the last may be on its way."""
     _hashes: OrderedDict[int, bytes] = field(default_factory=OrderedDict, init=False)
@@ -99,7 +103,7 @@ class Replicas:
         host.say(hosts.ApplyAtHost(commit=commit))
 
     def _applied(self, commit: int, state_hash: bytes) -> None:
-        self._holds = commit, state_hash
+        self._holds, self._is_fetching = (commit, state_hash), False
         self._hashes[commit] = state_hash
         while len(self._hashes) > KEPT_COMMITS:
             self._hashes.popitem(last=False)
@@ -110,6 +114,17 @@ class Replicas:
                 self.bring(host)
             elif host.said.commit == commit:  # it was faster
                 self._judge(host)
+
+    @asynccontextmanager
+    async def fetching(self) -> AsyncIterator[OuterState]:
+        """As `DataPlane.fetching` of the leader. No host is brought until it has `moved`, or broke off as it was."""
+        async with self.present.fetching() as outer:
+            self._is_fetching = True
+            try:
+                yield outer
+            finally:
+                if self._holds is not None and outer.commit == self._holds[0]:
+                    self.moved(self._holds)
 
     def moved(self, holds: tuple[int, bytes] | None) -> None:
         """The leader's state has come to a commit otherwise: it was made, or fetched."""
@@ -128,7 +143,7 @@ class Replicas:
             self._roll_back(host, last_commit, branch)
 
     def _holds_instead(self, holds: tuple[int, bytes] | None) -> None:
-        self._holds = None
+        self._holds, self._is_fetching = None, False
         self._recent.clear()
         self._hashes.clear()
         if holds is not None:
@@ -153,7 +168,7 @@ class Replicas:
                 number = host.told
                 sources = await run_to_its_end(partial(self._sources, *self._holds))
                 if number == host.told:
-                    if self.attached.is_here(host):
+                    if self.attached.is_here(host) and not self._is_fetching:
                         host.say(hosts.HoldState(site_id=self.donor().site_id, sources=sources, number=number))
                     return
         finally:

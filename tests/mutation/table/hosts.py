@@ -696,6 +696,22 @@ MUTATIONS = (
         tests=(f"{STATE}::test_a_host_that_could_not_take_payloads_either_is_brought",),
     ),
     Mutation(
+        name="a host is brought to a state of which host 0 has parts alone",
+        rule="a host is told to hold what host 0 holds, and nothing while host 0 is on its way to another commit",
+        where="node.daemon.hosts.replicas:Replicas._say_sources",
+        old=" and not self._is_fetching:",
+        new=":",
+        tests=("tests/unit/local/test_fetches_of_hosts.py",),
+    ),
+    Mutation(
+        name="a host waits for ever where the fetch of host 0 broke off",
+        rule="a host that cannot go on is brought to the state of host 0",
+        where="node.daemon.hosts.replicas:Replicas.fetching",
+        old="                    self.moved(self._holds)\n",
+        new="                    pass\n",
+        tests=("tests/unit/local/test_fetches_of_hosts.py",),
+    ),
+    Mutation(
         name="a host that could not take payloads is told of the commit again",
         rule="a host that cannot go on is brought to the state of host 0",
         where="node.daemon.hosts.replicas:Replicas._go_on_from",

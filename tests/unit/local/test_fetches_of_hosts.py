@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 from atoll.node import host_protocol as hosts
 from atoll.node.daemon.hosts.endpoint import Job
+from atoll.protocol import messages as m
 from atoll.protocol import transport
+from atoll.protocol.errors import PeerError
 from tests.harness.following import Following, following, hosts_meet_at_once
 from tests.harness.hosts import Led, led
 
@@ -115,5 +118,57 @@ def test_what_was_said_before_a_fetch_was_told_of_more_is_not_fetched_again(tmp_
             await site.publishes(0)
             assert host.plane.held() == site.plane.held()
             assert (fetches.num_asked, fetches.begun.empty()) == (1, True)
+
+    transport.run(main())
+
+
+@pytest.mark.parametrize("has_moved", [False, True])
+def test_a_host_that_comes_while_host_0_fetches_is_brought_once_that_has_ended(tmp_path: Path, has_moved: bool) -> None:
+    """Chunks of what host 0 held are gone by then, and the host would attach anew each time that it asks for them."""
+
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            state_hash = await site.has_state()
+            with suppress(PeerError):
+                async with site.leader.replicas.fetching() as outer:
+                    host = await site.host()
+                    await site.hosts_changed()
+                    await host.says(hosts.SourcesWanted())
+                    await site.has_heard(host)
+                    await site.says_no_more(host)
+                    if has_moved:
+                        outer.store.relabel(0, 5)
+                    raise PeerError("the donor is gone")
+            if has_moved:
+                await site.says_no_more(host)
+                site.leader.replicas.moved((5, state_hash))
+            hold = await host.hears(hosts.HoldState)
+            commit = 5 if has_moved else 0
+            assert hold.sources.attested == (m.Attestation(commit=commit, state_hash=state_hash),)
+
+    transport.run(main())
+
+
+def test_what_a_host_is_about_to_be_told_as_host_0_begins_to_fetch_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with led(tmp_path) as site:
+            await site.has_state()
+            replicas, may_end = site.leader.replicas, threading.Event()
+            made = replicas._sources
+
+            def slow(*of: Any) -> m.Sources:
+                may_end.wait()
+                return made(*of)
+
+            monkeypatch.setattr(replicas, "_sources", slow)
+            host = await site.host()
+            await site.hosts_changed()
+            async with replicas.fetching():
+                may_end.set()
+                await asyncio.gather(*site.tasks)
+                await site.says_no_more(host)
+            await host.hears(hosts.HoldState)
 
     transport.run(main())
