@@ -40,10 +40,21 @@ def test_every_invariant_has_its_tests() -> None:
     assert all("`tests/" in part for part in parts)
 
 
+def threats() -> list[list[str]]:
+    """Rows of the threat model, by cells."""
+    lines = (ROOT / "docs" / "security.md").read_text().splitlines()
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+    assert head == ["who", "attack", "effect", "defence", "test"]
+    return rows
+
+
+def test_every_row_of_the_threat_model_has_all_its_cells() -> None:
+    assert not [row for row in threats() if len(row) != 5 or not all(row)]
+
+
 def test_every_row_of_the_threat_model_names_tests_that_are_there() -> None:
     """Whole, or by a beginning that one test has; files are looked for with those of all pages."""
-    lines = (ROOT / "docs" / "security.md").read_text().splitlines()
-    rows = [line.rstrip(" |").rpartition("| ")[2] for line in lines if line.startswith("| ")][2:]
+    rows = [row[4] for row in threats()]
     source = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     tests = set(re.findall(r"^def (test_\w+)", source, re.MULTILINE))
     named = [re.findall(r"`(test_\w+|tests/[\w/.]+|python -m benchmarks \w+)(\.\.\.)?`", row) for row in rows]
