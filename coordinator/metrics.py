@@ -124,11 +124,12 @@ def _links(d: Document) -> Values:
 
 
 def _wire(d: Document) -> Values:
+    codecs = {"contribution": d["codec_up"], "average": d["codec_down"], "state": ""}  # it has several
     found: dict[tuple[str, ...], float] = {}
     for site in _here(d):
         if site["has_told"]:
-            parts = {what: site["telemetry"][f"sent_{what}_bytes"] for what in ("contribution", "average", "state")}
-            found |= {(site["name"], what): value for what, value in parts.items()}
+            for what, codec in codecs.items():
+                found[site["name"], what, codec] = site["telemetry"][f"sent_{what}_bytes"]
     return found
 
 
@@ -245,8 +246,10 @@ METRICS: tuple[Row[Document], ...] = (
     Row(COUNTER, "atoll_site_sent_bytes", "Sent to peers since the node started.", _beaten("sent_bytes"), SITE),
     Row(COUNTER, "atoll_site_received_bytes", "Received from peers since the node started.", _beaten("received_bytes"),
         SITE),
-    Row(COUNTER, "atoll_site_wire_bytes", "The same of what was sent, by what it is: contribution (in the codec of "
-        "sync.up), average (sync.down), or state that others fetch.", _wire, ("site", "what")),
+    Row(COUNTER, "atoll_site_wire_bytes", "The same of what was sent, by what it is: contribution (up), average (down) "
+        "or state that others fetch; and by the codec that the run's settings have for trainable values in it: "
+        "`bf16+sign1` where a warm-up has another one, `bundle` of averages that sites make by themselves, none of "
+        "state. Headers and buffers are counted with them.", _wire, ("site", "what", "codec")),
     Row(GAUGE, "atoll_site_up_bytes_per_second", "To one of the others, in the middle of them.",
         _site("up_bytes_per_s"), SITE),
     Row(GAUGE, "atoll_site_down_bytes_per_second", "From one of the others, in the middle of them.",

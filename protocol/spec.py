@@ -136,6 +136,12 @@ def specs_of(settings: SyncSettings) -> tuple[Spec, ...]:
     return tuple(dict.fromkeys(spec_of(settings, base, 0) for base in bases))
 
 
+def codecs_of(settings: SyncSettings) -> tuple[str, str]:
+    """Of trainable values, up and down, for people: `bf16+sign1` where syncs of the run have one or the other."""
+    ways = [spec.trainable for spec in specs_of(settings)]
+    return "+".join(dict.fromkeys(way.up for way in ways)), "+".join(dict.fromkeys(way.down for way in ways))
+
+
 def most_bundled(codec: str) -> int:
     """The most sites whose links bundles keep busy for no longer than codec int4 in both directions. Of every element
     a site sends what it contributes, and as a reducer, of its share of them, the contributions of all to all."""

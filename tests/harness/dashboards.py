@@ -61,7 +61,7 @@ RUN_PANELS = (
     Panel("Utilization", "percentunit", ((_run("atoll_site_utilization"), "{{site}}"),),
           text="Share of a site's time that is not spent waiting for syncs."),
     Panel("Sent by what it is", "Bps",
-          (("sum by (what) (" + _rate(_run("atoll_site_wire_bytes_total")) + ")", "{{what}}"),)),
+          (("sum by (what, codec) (" + _rate(_run("atoll_site_wire_bytes_total")) + ")", "{{what}} {{codec}}"),)),
     Panel("Commits behind", "none", ((_run("atoll_site_commits_behind"), "{{site}}"),)),
     Panel("Attempts and abandoned syncs", "none",
           ((_lately(_run("atoll_sync_attempts_total")), "attempts"),

@@ -268,6 +268,10 @@ class RunView:
     """Sites that did not give what audits asked them for, in words."""
     same_samples: tuple[str, ...] = ()
     """Sites that train what another one trains, in words."""
+    codec_up: str = ""
+    """Of contributions; `bf16+sign1` where some syncs of the run have one codec and some the other."""
+    codec_down: str = ""
+    """The same of their averages; `bundle` where sites average by themselves."""
     too_many_bundled: str = ""
     """Why so many sites had better have another codec, in words; empty where they had not."""
     store_stuck_s: float = 0.0

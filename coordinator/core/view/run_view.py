@@ -24,7 +24,7 @@ from atoll.coordinator.core.view.document import (
 from atoll.protocol.addresses import is_plain
 from atoll.protocol.figures import Readings
 from atoll.protocol.plans import weights
-from atoll.protocol.spec import too_many_bundled
+from atoll.protocol.spec import codecs_of, too_many_bundled
 from atoll.protocol.text import last_line
 
 V = TypeVar("V", RunView, SiteView, SyncView, CommitView)
@@ -72,6 +72,7 @@ def view_of(run: Run, now: float) -> RunView:
     """`now` is own time."""
     attested = run.log.newest_attested()
     blind, agreement, sync = reach.not_dialled_by(run), run.norms.agreement, run.settings.sync
+    codec_up, codec_down = codecs_of(sync)
     return _view(
         RunView,
         (run, run.log, run.members, run.changes.now, sync),
@@ -112,6 +113,8 @@ def view_of(run: Run, now: float) -> RunView:
             for site_id, times in run.auditing.silent.most_common(SHOWN_SILENT)
             if (site := run.members.by_id(site_id)) is not None
         ),
+        codec_up=codec_up,
+        codec_down=codec_down,
         too_many_bundled=_too_many_bundled(run),
         store_stuck_s=0.0,
         syncs=tuple(_sync_view(run, s) for s in sorted(run.lanes.values(), key=lambda s: s.open.run_step)),

@@ -441,6 +441,14 @@ MUTATIONS = (
         tests=("tests/unit/protocol/test_spec.py",),
     ),
     Mutation(
+        name="bytes of a warm-up are shown as of the codec that comes after it",
+        rule="bytes are counted by the codecs in which a run's syncs travel",
+        where="protocol.spec:codecs_of",
+        old="specs_of(settings)]",
+        new="specs_of(settings)[-1:]]",
+        tests=("tests/unit/protocol/test_spec.py", "tests/unit/coordinator/test_metrics.py"),
+    ),
+    Mutation(
         name="a dispute is settled with the rates of the first group",
         rule="the coordinator computes a chunk with the rates of its parameter group",
         where="coordinator.core.log.evidence:_hash_of",

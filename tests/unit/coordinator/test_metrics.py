@@ -20,11 +20,13 @@ from atoll.protocol import messages as m
 from atoll.protocol import pages
 from atoll.protocol.figures import SyncPhases
 from atoll.protocol.metrics import Kind, families
+from atoll.protocol.sync_settings import SyncSettings
 from tests.harness import metrics_page
 from tests.harness.coordinator_story import Story, some_settings
 from tests.harness.memory_store import MemoryStore
 
 R = TypeVar("R")
+LABELS = {"site", "state", "cause", "part", "what", "codec", "sender", "receiver", "name", "of"}
 
 TOLD = m.Telemetry(
     trained_tokens=1000,
@@ -92,14 +94,14 @@ def test_names_follow_the_conventions_of_prometheus(rows: Any) -> None:
         assert not row.name.endswith(("_total", "_info", "_count", "_bucket"))
         assert not re.search(r"_(s|ms|kb|mb|minutes|percent|time)$", row.name), "base units, in full"
         assert row.text.endswith(".")
-        assert set(row.labels) <= {"site", "state", "cause", "part", "what", "sender", "receiver", "name", "of"}
+        assert set(row.labels) <= LABELS
 
 
 def test_what_a_site_tells_is_seen_at_the_coordinator() -> None:
     found = shown(document_of(a_story()))
     assert by_label(found["atoll_site_tokens"])["a",] == 1000
     assert by_label(found["atoll_site_wire_bytes"]) == {
-        ("a", "contribution"): 300, ("a", "average"): 200, ("a", "state"): 500,
+        ("fp32", "a", "contribution"): 300, ("fp32", "a", "average"): 200, ("", "a", "state"): 500,
     }, "b has told nothing, and a counter that is 0 would have begun anew"  # fmt: skip
     assert by_label(found["atoll_site_flops_utilization"]) == {("a",): 6e15 / (2e15 * 9.0)}
     assert by_label(found["atoll_site_utilization"]) == {("a",): 0.9}
@@ -112,6 +114,22 @@ def test_what_a_site_tells_is_seen_at_the_coordinator() -> None:
     for name, value in (("worker_crashes", 1), ("reconnects", 2), ("checkpoints_failed", 3), ("commits_applied", 2)):
         assert by_label(found[f"atoll_site_{name}"]) == {("a",): value}
     assert by_label(found["atoll_site_train_seconds"]) == {("a",): 9.0}, "nor has b sent a heartbeat"
+
+
+@pytest.mark.parametrize(
+    ("sync", "up", "down"),
+    [
+        (SyncSettings(codec="int4", up="sign1"), "sign1", "int4"),
+        (SyncSettings(codec="topk2"), "topk2", "bundle"),
+        (SyncSettings(strategy="momentum", every=1, warmup_commits=2, codec="sign1"), "bf16+sign1", "bf16+sign1"),
+    ],
+)
+def test_bytes_are_counted_by_the_codecs_of_the_run(sync: SyncSettings, up: str, down: str) -> None:
+    story = Story(replace(some_settings(min_sites=1), sync=sync))
+    story.start("a")
+    story.says("a", TOLD)
+    found = by_label(shown(document_of(story))["atoll_site_wire_bytes"])
+    assert found == {(up, "a", "contribution"): 300, (down, "a", "average"): 200, ("", "a", "state"): 500}
 
 
 def test_counters_do_not_begin_anew_with_the_coordinator() -> None:

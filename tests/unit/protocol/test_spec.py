@@ -8,7 +8,15 @@ from atoll.protocol.codecs import max_encoded_bytes, unchanged
 from atoll.protocol.codecs.table import DENSE
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Role
-from atoll.protocol.spec import Aggregation, Contribution, max_payload_bytes, payload_codec, spec_of, specs_of
+from atoll.protocol.spec import (
+    Aggregation,
+    Contribution,
+    codecs_of,
+    max_payload_bytes,
+    payload_codec,
+    spec_of,
+    specs_of,
+)
 from atoll.protocol.sync_settings import SyncSettings
 
 BUFFERS = (Role.BUFFER_MEAN, Role.BUFFER_LOWEST)
@@ -79,6 +87,13 @@ def test_gradients_come_between_momenta_and_momenta_of_local_steps_follow() -> N
     assert [way.up == "bf16" == way.down for way in found] == [c == "g" for c in "ggmgmmmmll"]
     assert [way.error_beta_down == 0 for way in found] == [c == "g" for c in "ggmgmmmmll"]
     assert {spec.trainable.contribution for spec in specs_of(settings)} == set(kinds)
+
+
+def test_all_codecs_of_a_run_are_said_by_direction() -> None:
+    momenta = SyncSettings(strategy="momentum", every=1, warmup_commits=3, codec="int4", up="sign1")
+    assert codecs_of(momenta) == ("bf16+sign1", "bf16+int4"), "in the order of its syncs"
+    assert codecs_of(SyncSettings(strategy="momentum", every=1, warmup_commits=3, codec="bf16")) == ("bf16", "bf16")
+    assert codecs_of(SyncSettings(codec="topk2")) == ("topk2", "bundle")
 
 
 def test_only_a_buffer_may_be_said_to_be_unchanged() -> None:
