@@ -25,6 +25,7 @@ from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sql_store import SqlStore
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.standby import only_here, stands_by
+from atoll.coordinator.store_disk import StoreDisk
 from atoll.coordinator.tracing import SyncTraces
 from atoll.coordinator.tracking.curves_told import Tracking
 from atoll.coordinator.tracking.opened import feeds
@@ -300,6 +301,11 @@ async def serve(
         server.loop_lag = LoopLag()
         ticking = asyncio.create_task(server.loop_lag.run())
         stack.callback(ticking.cancel)
+        if not config.store:  # a database is on another machine's disk
+            disk = StoreDisk(config.store_path.parent, machine.resources)
+            server.said_beside["store_disk"] = disk.document
+            measuring = asyncio.create_task(disk.run())
+            stack.callback(measuring.cancel)
         await server.start()
         stack.push_async_callback(server.stop)
         _track(config, server, machine, stack)

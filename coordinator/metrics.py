@@ -66,6 +66,10 @@ def _disk_free(site: dict[str, Any]) -> float | None:
     return site["telemetry"]["disk_free_bytes"] if site["telemetry"]["disk_total_bytes"] else None
 
 
+def _store_disk(key: str) -> Of:
+    return lambda d: d["store_disk"][key] if d.get("store_disk") else None
+
+
 def _newest(key: str) -> Of:
     def found(d: Document) -> float | None:  # the curve of a long run is thinned out, and lacks the newest one
         said = [commit[key] for commit in d["commits"] if commit[key] is not None]
@@ -215,6 +219,9 @@ METRICS: tuple[Row[Document], ...] = (
         _links, ("sender", "receiver")),
     Row(GAUGE, "atoll_store_stuck_seconds", "How long the store has kept a decision waiting.",
         _field("store_stuck_s")),
+    Row(GAUGE, "atoll_store_disk_free_bytes", "On the disk where the store is; not there where it is in PostgreSQL.",
+        _store_disk("free_bytes")),
+    Row(GAUGE, "atoll_store_disk_bytes", "The size of that disk.", _store_disk("total_bytes")),
     LEADS,
     Row(GAUGE, "atoll_lease_seconds", "How long this coordinator leads without renewing its lease (PostgreSQL).",
         lambda d: d["leading"]["left_s"] if d.get("leading") else None),

@@ -75,6 +75,7 @@ RUN_PANELS = (
     Panel("Slow links", "Bps", ((_run("atoll_link_bytes_per_second"), "{{sender}} to {{receiver}}"),)),
     Panel("Wrong states", "none", ((_run("atoll_wrong_states_total"), "in the run"),)),
     Panel("Coordinator", "bytes", ((_run("process_resident_memory_bytes"), "memory"),)),
+    Panel("Disk of the store, free", "bytes", ((_run("atoll_store_disk_free_bytes"), "free"),)),
 )  # fmt: skip
 SITE_PANELS = (
     Panel("Inner step", "none", ((_site("atoll_site_inner_step"), "{{site}}"),), "stat", 4),

@@ -22,6 +22,7 @@ from typing import Any
 
 from atoll.protocol import layout, wire
 from atoll.protocol.digest import Digest
+from atoll.protocol.disk import disk_error
 from atoll.protocol.layout import Layout, Manifest
 
 TESTS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
@@ -76,6 +77,8 @@ def install(*, coordinator: bool = True, node: bool = True, ends_process: bool =
     for owner, name in named:
         kind = name.strip("_") if name != "__init__" else f"making of a {owner.__name__}"
         _put(owner, name, guarded(getattr(owner, name), kind, _always, ends_process=ends_process))
+    disk_usage = guarded(shutil.disk_usage, "disk_usage", _is_in_use, ends_process=ends_process)
+    _put(shutil, "disk_usage", disk_usage)
     for name in ("encode", "to_proto", "decode", "from_proto"):
         _put(wire, name, guarded(getattr(wire, name), f"{name} of a manifest", _is_manifest, ends_process=ends_process))
     for name in ("data", "more", "digests"):
@@ -138,6 +141,11 @@ def _always(*args: Any) -> bool:
 
 def _is_manifest(*args: Any) -> bool:
     return isinstance(args[0], Manifest) or args[0] is Manifest
+
+
+def _is_in_use(*args: Any) -> bool:
+    """Not for the words of an error, with which a process ends."""
+    return sys._getframe(2).f_code is not disk_error.__code__
 
 
 def _is_much(*args: Any) -> bool:

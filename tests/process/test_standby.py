@@ -169,6 +169,7 @@ def test_the_one_that_stands_by_goes_on_when_the_leader_is_stopped_or_killed_in_
                 f"\nafter SIGSTOP: the other one listened within {led_s:.1f} s, commits went on within {took_s:.1f} s\n"
             )
         assert [text.partition(":")[0] for text in run.status()["banned"]] == ["nobody"]
+        assert "store_disk" not in run.status(), "the database is on another one"
         at_wake = len(commits_in(url))
         os.kill(stopped.popen.pid, signal.SIGCONT)
         assert stopped.wait(LIMIT_S) in (HostError.exit_code, StaleError.exit_code)

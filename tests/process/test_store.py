@@ -91,7 +91,8 @@ def test_a_full_disk_ends_the_coordinator_with_a_reason_and_not_the_run(tmp_path
         coordinator = run.start_coordinator(extra=["--store", str(store)])
         run.start_node("a", SLOW)
         run.start_node("b", SLOW)
-        run.wait(committed(2), LIMIT_S)
+        run.wait(lambda s: committed(2)(s) and s["store_disk"] is not None, LIMIT_S)
+        assert 0 < run.status()["store_disk"]["total_bytes"] <= 2 << 20, "of its own disk"
         filler = tmp_path / "disk" / "filler"
         fill_disk(filler)
         assert coordinator.wait(LIMIT_S) == HostError.exit_code

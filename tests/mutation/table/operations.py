@@ -177,4 +177,12 @@ MUTATIONS = (
         new="if False:",
         tests=(f"{TYPED}::test_the_draws_in_a_log_are_held_against_the_audit_log",),
     ),
+    Mutation(
+        name="the coordinator's event loop waits for the disk of its store",
+        rule="what may be stuck is measured in a thread",
+        where="coordinator.store_disk:StoreDisk.run",
+        old="await asyncio.to_thread(self._measure, self._folder)",
+        new="self._measure(self._folder)",
+        tests=("tests/unit/coordinator/test_store_disk.py::test_a_disk_that_is_stuck_holds_up_nobody",),
+    ),
 )

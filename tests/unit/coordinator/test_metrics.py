@@ -166,6 +166,14 @@ def test_a_disk_that_is_full_has_no_byte_free() -> None:
     assert by_label(shown(document_of(story))["atoll_site_disk_free_bytes"]) == {("a",): 0}
 
 
+def test_the_disk_of_the_store_is_shown_where_there_is_one() -> None:
+    found = shown(document_of(a_story(), store_disk={"free_bytes": 0, "total_bytes": 60}))
+    assert by_label(found["atoll_store_disk_free_bytes"]) == {(): 0}
+    assert by_label(found["atoll_store_disk_bytes"]) == {(): 60}
+    for unknown in ({}, {"store_disk": None}):
+        assert not any("store_disk" in name for name in shown(document_of(a_story(), **unknown)))
+
+
 def test_sites_that_cannot_go_on_and_losses_that_are_no_numbers_are_counted() -> None:
     story = a_story()
     story.says("b", m.Diverged(commit=1, text="the loss is nan"))
