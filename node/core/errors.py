@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import replace
 
 from atoll.node.core import events
 from atoll.node.core.context import Context
@@ -98,8 +97,7 @@ def advanced(ctx: Context, event: events.ErrorsAdvanced) -> None:
         return
     covered = ctx.settings.sync.fragments_in(job.fragment)
     if event.problem is not None:
-        lane = site.lanes[job.fragment]
-        lane.snapshot = replace(lane.snapshot, not_advanced_by=job.commit)
+        site.not_advanced_by[job.fragment] = job.commit
         _drop(ctx, covered, event.problem)
     else:
         site.errors_in_doubt.difference_update(covered)
@@ -113,7 +111,7 @@ def check(ctx: Context, lane: Lane) -> None:
         return  # of gradients nothing is left over
     errors, commit = ctx.site.error_commits, lane.snapshot.committed_in
     covered = ctx.settings.sync.fragments_in(lane.fragment)
-    if errors and commit != lane.snapshot.not_advanced_by and any(errors[f] != commit for f in covered):
+    if errors and commit != ctx.site.not_advanced_by.get(lane.fragment) and any(errors[f] != commit for f in covered):
         _drop(
             ctx,
             covered,
@@ -131,6 +129,7 @@ def given_up(ctx: Context, lane: Lane, commit: int) -> None:
 
 def went_back(ctx: Context, commit: int) -> None:
     """The run goes on from `commit`: later errors are void. Also at a start: errors may be ahead of the state found."""
+    ctx.site.not_advanced_by.clear()  # another commit will have that number
     if lost := [f for f, at in enumerate(ctx.site.error_commits) if at > commit]:
         _drop(ctx, lost, f"the run went back to commit {commit}")
 

@@ -58,7 +58,6 @@ class Snapshot:
     root: bytes = b""  # of that, once it is
     signature: Signature | None = None  # of the root, where this site has a key
     error_commits: tuple[int, ...] = ()  # of each fragment: which commit left the error that its contribution has
-    not_advanced_by: int = 0  # the commit that holds it and could not advance the error: that is said
 
     @property
     def is_sealed(self) -> bool:
