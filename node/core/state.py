@@ -167,7 +167,7 @@ class SiteState:
         if not isinstance(content, Difference) or not self.workers.running:
             return False
         copy = self.workers.copies[content.fragment]
-        return content.base == copy.taken and not copy.is_discarded
+        return copy.version is not None and content.base == copy.taken and not copy.is_discarded
 
     def nobody_reads(self, commit: int) -> bool:
         """Where ranks read the outer values in place: none does before it takes that commit, or a later one, for which

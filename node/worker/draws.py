@@ -134,10 +134,12 @@ class LeasedBatches:
         return np.concatenate(parts)
 
     @property
-    def next_pass(self) -> int:
-        """Of the run, counted from 0: the one in which the oldest batch that was drawn begins."""
+    def next_pass(self) -> int | None:
+        """Of the run, counted from 0: the one in which the oldest batch that was drawn begins. None if that batch
+        counts no longer."""
         with self._lock:
-            return self._fetched[0][1]
+            epoch, number_of_pass = self._fetched[0]
+            return number_of_pass if epoch == self._epoch else None
 
     def give_out(self) -> bool:
         """The oldest batch that was drawn comes to the training loop. False: it counts no longer, leave it out."""

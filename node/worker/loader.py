@@ -118,10 +118,11 @@ class Loader:
             batch = next(fetched) if waiting is None else waiting[1]
             waiting = None
             # Samples that a lost site had are drawn again, and may be of an earlier pass.
-            if self._by_pass and number_of_pass is not None and self._batches.next_pass > number_of_pass:
+            begins_in = self._batches.next_pass
+            ends = begins_in is not None and number_of_pass is not None and begins_in > number_of_pass
+            if self._by_pass and ends:
                 self._next = fetched, batch
                 return
-            begins_in = self._batches.next_pass
             if self._batches.give_out():
                 number_of_pass = begins_in if number_of_pass is None else number_of_pass
                 yield batch

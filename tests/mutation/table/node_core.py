@@ -541,6 +541,14 @@ MUTATIONS = (
         tests=("tests/unit/node_core/test_site.py",),
     ),
     Mutation(
+        name="a difference waits for workers that crashed",
+        rule="what only dead workers would have taken keeps no job from the disk",
+        where="node.core.state:SiteState.publish_is_in_use",
+        old="copy.version is not None and ",
+        new="",
+        tests=("tests/unit/node_core/test_disk.py",),
+    ),
+    Mutation(
         name="PUBLISH changes under its readers",
         rule="the outer state does not move on while a difference is in PUBLISH that the workers have not taken",
         where="node.core.state:SiteState.publish_is_in_use",

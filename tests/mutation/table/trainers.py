@@ -176,8 +176,8 @@ MUTATIONS = (
         name="a loop over an epoch goes into the next pass",
         rule="a loop by pass ends with the pass",
         where="node.worker.loader:Loader.__iter__",
-        old="if self._by_pass and number_of_pass is not None",
-        new="if not self._by_pass and number_of_pass is not None",
+        old="if self._by_pass and ends:",
+        new="if not self._by_pass and ends:",
         tests=("tests/unit/worker/test_loader_by_pass.py::test_each_loop_is_a_pass_and_nothing_is_drawn_twice",),
     ),
     Mutation(
@@ -189,11 +189,19 @@ MUTATIONS = (
         tests=("tests/unit/worker/test_loader_by_pass.py",),
     ),
     Mutation(
+        name="a batch that counts no longer ends the pass",
+        rule="a loop by_pass ends where a batch that counts begins in a later pass",
+        where="node.worker.draws:LeasedBatches.next_pass",
+        old="return number_of_pass if epoch == self._epoch else None",
+        new="return number_of_pass",
+        tests=("tests/unit/worker/test_loader_by_pass.py::test_batches_that_count_no_longer_end_no_pass",),
+    ),
+    Mutation(
         name="samples that come back of an earlier pass end an epoch",
         rule="what a lost site had is trained on within the pass of then",
         where="node.worker.loader:Loader.__iter__",
-        old="self._batches.next_pass > number_of_pass",
-        new="self._batches.next_pass != number_of_pass",
+        old="begins_in > number_of_pass",
+        new="begins_in != number_of_pass",
         tests=(
             "tests/unit/worker/test_loader_by_pass.py::test_what_comes_back_of_an_earlier_pass_does_not_end_this_one",
         ),

@@ -8,9 +8,12 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.disk import Disk, IllegalStep, Outer
 from atoll.protocol import messages as m
+from atoll.protocol.settings import settings_to_json
+from tests.unit.node_core.test_crashes import crash
 from tests.unit.node_core.test_site import (
     GOOD_HASH,
     HASH,
+    SETTINGS,
     Driver,
     commit,
     evicted_and_a_joiner_again,
@@ -45,6 +48,26 @@ def test_a_fetch_begins_when_publish_holds_values_again() -> None:
     drive.merged(1)
     assert begun(drive) == [out.PublishState(e.Values(1))]
     drive(e.Published(e.Values(1)))
+    assert begun(drive) == [out.FetchState(sources)]
+
+
+def test_new_workers_use_no_difference_that_was_made_for_those_that_crashed() -> None:
+    """It is based on commit 0, and they hold none: they would have waited for what the job is to bring."""
+    drive = shifting()
+    crash(drive)
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
+    assert begun(drive) == [out.RollBack(0, 1)]
+
+
+def test_a_site_that_was_evicted_as_its_workers_crashed_catches_up_before_they_ask() -> None:
+    """Of the sync whose difference they were told to take nothing is open then: nothing else would move it on."""
+    drive = shifting()
+    crash(drive)
+    drive.receive(m.Evicted(reason="silent"))
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7, last_commit=2))
+    sources = sources_of(2, commit(2, 2))
+    drive.receive(sources)
     assert begun(drive) == [out.FetchState(sources)]
 
 

@@ -14,6 +14,7 @@ from atoll.node.core.events import MergeMode
 from atoll.node.worker.loader import Loader, _say_that_passes_are_within
 from atoll.node.worker.site import Site
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.messages import DataRange
 from atoll.protocol.sample_order import SampleOrder
 from atoll.protocol.settings import RunSettings
 from tests.harness.fake_node import STOP, FakeNode, apply, in_memory
@@ -22,8 +23,11 @@ SETTINGS = RunSettings(run_id="r", steps=100, min_sites=3, max_sites=8)
 
 
 class Numbers(Dataset[int]):
+    def __init__(self, number: int = 10) -> None:
+        self._number = number
+
     def __len__(self) -> int:
-        return 10
+        return self._number
 
     def __getitem__(self, index: int) -> int:
         return index
@@ -60,6 +64,27 @@ def test_each_loop_is_a_pass_and_nothing_is_drawn_twice(node: FakeNode, num_work
     order = SampleOrder(1, 0, 10)
     places = [range(12), range(12, 20), range(20, 28), range(0)]
     assert epochs == [[order.sample(p) for p in of] for of in places], "the last one is after the end of the run"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_that_count_no_longer_end_no_pass(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    """Of 20 samples: as the third of five batches is trained, positions 8 to 11 are to be drawn again. What was fetched
+    ahead is left out, some of it of the pass after this one."""
+    monkeypatch.setattr(
+        node, "draw", lambda epoch, first, count: (DataRange(first=first + 8 * epoch, num_samples=count),)
+    )
+    node.script = [
+        (0, apply(MergeMode.REPLACE, 3, fresh=True)),
+        (3, apply(MergeMode.REPLACE, 6, data_epoch=1)),
+        (6, STOP),
+    ]
+    site, order, seen = joined(), SampleOrder(1, 0, 20), []
+    for batch in site.loader(Numbers(20), 4, by_pass=True, num_workers=num_workers):
+        seen.append(batch[0].item())
+        site.step(tokens=4)
+    assert seen == [order.sample(p) for p in (0, 4, 8, 8, 12, 16)]
 
 
 def test_what_was_given_out_before_the_end_of_a_pass_counts_with_the_next_step(node: FakeNode) -> None:
