@@ -112,6 +112,7 @@ class PostgresqlStore(SqlStore):
             self._follow(found)
             if damage := self._damaged_row():
                 raise StateError(f"{self.where} is damaged ({damage}): {RESTORE}")
+            self._may_take_long()  # to decode a long log; the lease is taken behind that, and lasts from then
             persisted = self._begun(settings, parent_json)
             self._takes()
             take(self._db, claim, self._roots.stage)

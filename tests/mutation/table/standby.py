@@ -94,6 +94,14 @@ MUTATIONS = (
         tests=(f"{STORE}::test_a_database_that_may_forget_is_refused",),
     ),
     Mutation(
+        name="a database ends a start that reads a long log",
+        rule="a coordinator starts however long its log is",
+        where="coordinator.postgresql_store:PostgresqlStore.begin",
+        old="self._may_take_long()",
+        new="pass",
+        tests=(f"{STORE}::test_a_log_may_take_longer_to_read_than_the_server_waits_for_a_transaction_else",),
+    ),
+    Mutation(
         name="the root of whoever leads is not compared",
         rule="a coordinator that sites would not know does not stand by",
         where="coordinator.postgresql_store:PostgresqlStore._follow",

@@ -10,8 +10,9 @@ import psycopg
 import pytest
 
 from atoll.coordinator import postgresql as module
+from atoll.coordinator import rows
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.persisted import Persisted
+from atoll.coordinator.core.persisted import Persisted, Row
 from atoll.coordinator.lease import LEASE_S, Claim, LeaseHeld, Standby
 from atoll.coordinator.postgresql import Database
 from atoll.coordinator.postgresql_lease import PostgresqlLease
@@ -167,6 +168,25 @@ def test_what_follows_from_a_restore_may_take_longer_than_the_server_waits_for_a
 
     a.restore(1000, [], settle)
     assert a.begin(SETTINGS).one(e.PausedRecord) == e.PausedRecord("settled")
+
+
+def test_a_log_may_take_longer_to_read_than_the_server_waits_for_a_transaction_else(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 4,096 commits of 64 sites do."""
+    monkeypatch.setitem(module._SESSION, "idle_in_transaction_session_timeout", "200ms")
+    a, _ = two.one("a")
+    a.begin(SETTINGS)
+    a.persist(1, [a_commit(1)], 1.0)
+    decode = rows.decode
+
+    def slow(kind: str, body: bytes) -> Row:
+        if kind == "commit":
+            two.do("SELECT pg_sleep(0.6)")  # on a connection of its own: time has to pass
+        return decode(kind, body)
+
+    monkeypatch.setattr(rows, "decode", slow)
+    assert a.begin(SETTINGS).all(e.CommitRecord) == (a_commit(1),)
 
 
 def test_a_renewal_counts_from_the_clock_of_the_database(two: Two) -> None:
