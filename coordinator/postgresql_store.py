@@ -110,6 +110,7 @@ class PostgresqlStore(SqlStore):
             found = held(self._db)
             claim.check(self.where, found)
             self._follow(found)
+            self._execute("SELECT id FROM head FOR UPDATE")  # an old leader changes no row while all are read
             if damage := self._damaged_row():
                 raise StateError(f"{self.where} is damaged ({damage}): {RESTORE}")
             self._may_take_long()  # to decode a long log; the lease is taken behind that, and lasts from then

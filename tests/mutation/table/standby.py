@@ -94,6 +94,14 @@ MUTATIONS = (
         tests=(f"{STORE}::test_a_database_that_may_forget_is_refused",),
     ),
     Mutation(
+        name="an old leader commits while the next one checks the rows",
+        rule="31: a leader that goes on too late changes nothing, and a whole store is not taken for a damaged one",
+        where="coordinator.postgresql_store:PostgresqlStore.begin",
+        old='"SELECT id FROM head FOR UPDATE"',
+        new='"SELECT id FROM head"',
+        tests=(f"{STORE}::test_what_an_old_leader_commits_while_the_next_one_checks_the_rows_is_no_damage",),
+    ),
+    Mutation(
         name="a database ends a start that reads a long log",
         rule="a coordinator starts however long its log is",
         where="coordinator.postgresql_store:PostgresqlStore.begin",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from atoll.coordinator.lease import LEASE_S, Claim, LeaseHeld, Standby
 from atoll.coordinator.postgresql import Database
 from atoll.coordinator.postgresql_lease import PostgresqlLease
 from atoll.coordinator.postgresql_store import PostgresqlStore
+from atoll.coordinator.sql_store import Found
 from atoll.coordinator.stage import Stage, check_held
 from atoll.protocol.errors import ConfigError, HostError, StaleError, StateError
 from tests.harness import postgresql
@@ -79,6 +81,11 @@ class Two:
         """By somebody else."""
         with psycopg.connect(self.url, autocommit=True) as db:
             db.execute(statement.encode())
+
+    def waits_for_a_lock(self) -> bool:
+        """Whether a session does."""
+        with psycopg.connect(self.url, autocommit=True) as db:
+            return bool(db.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall())
 
     def end_lease(self) -> None:
         self.do("UPDATE atoll.lease SET until = clock_timestamp()")
@@ -215,6 +222,33 @@ def test_what_a_hanging_leader_has_not_committed_is_undone_by_the_server(
     with pytest.raises(HostError, match="terminating connection due to idle-in-transaction timeout"):
         a.persist(1, [e.StopRecord("enough")], 1.0)
     assert b.begin(SETTINGS).all(e.StopRecord) == ()
+
+
+def test_what_an_old_leader_commits_while_the_next_one_checks_the_rows_is_no_damage(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes when all rows were read, and the sum of their checksums is read next."""
+    monkeypatch.setitem(module._SESSION, "lock_timeout", "60s")
+    (a, _), (b, _) = two.one("a"), two.one("b")
+    a.begin(SETTINGS)
+    two.end_lease()
+    execute = b._execute
+    persisting: list[Future[object]] = []
+
+    def executed(statement: str, values: Sequence[object] = ()) -> Found:
+        if statement == "SELECT term, total, checksum FROM head":
+            persisting.append(pool.submit(a.persist, 1, [e.StopRecord("enough")], 1.0))
+            while not persisting[0].done() and not two.waits_for_a_lock():
+                pass
+        return execute(statement, values)
+
+    monkeypatch.setattr(b, "_execute", executed)
+    with ThreadPoolExecutor() as pool:
+        found = b.begin(SETTINGS)
+        with pytest.raises(StaleError, match="term 1 is over, the newest is 2"):
+            persisting[0].result()
+    assert found.term == 2
+    assert found.all(e.StopRecord) == ()
 
 
 def test_another_root_than_the_runs_is_refused(two: Two) -> None:
