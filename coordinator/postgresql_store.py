@@ -42,7 +42,11 @@ class PostgresqlStore(SqlStore):
         self._claim: Claim | None = None
         self._roots: Roots = NoRoots()
         self._takes: Callable[[], None] = lambda: None
-        self._db = database.connect()
+        self._database = database
+        self._connect()
+
+    def _connect(self) -> None:
+        self._db = self._database.connect()
         try:
             with self._explained(), self._readable():
                 self._open()
@@ -105,6 +109,8 @@ class PostgresqlStore(SqlStore):
         """Raises LeaseHeld if another coordinator leads."""
         claim = self._claim
         assert claim is not None, "`claims` comes first"
+        self._db.close()  # it may have broken while this one stood by
+        self._connect()
         with self._explained(), self._readable(), self._transaction():
             self._execute("SELECT id FROM lease FOR UPDATE")
             found = held(self._db)

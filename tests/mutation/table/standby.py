@@ -102,6 +102,16 @@ MUTATIONS = (
         tests=(f"{STORE}::test_what_an_old_leader_commits_while_the_next_one_checks_the_rows_is_no_damage",),
     ),
     Mutation(
+        name="a standby begins with the connection that it had at its start",
+        rule="a standby is there when it is needed, whatever the database went through",
+        where="coordinator.postgresql_store:PostgresqlStore.begin",
+        old="""        self._db.close()  # it may have broken while this one stood by
+        self._connect()
+""",
+        new="",
+        tests=(f"{STORE}::test_one_that_stood_by_while_the_database_was_started_again_leads_when_it_is_needed",),
+    ),
+    Mutation(
         name="a database ends a start that reads a long log",
         rule="a coordinator starts however long its log is",
         where="coordinator.postgresql_store:PostgresqlStore.begin",

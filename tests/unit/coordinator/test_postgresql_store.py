@@ -132,6 +132,23 @@ def test_a_second_one_leads_when_the_lease_is_over_and_the_first_one_keeps_nothi
     assert two.taken == ["", "a", "b"], "what is refused takes nothing"
 
 
+def test_one_that_stood_by_while_the_database_was_started_again_leads_when_it_is_needed(two: Two) -> None:
+    (a, _), (b, _) = two.one("a"), two.one("b")
+    a.begin(SETTINGS)
+    two.do("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'atoll'")
+    two.end_lease()
+    assert b.begin(SETTINGS).term == 2
+    with pytest.raises(HostError, match="terminating connection"):
+        a.persist(1, [e.StopRecord("enough")], 1.0)
+
+
+def test_a_database_that_another_version_has_made_meanwhile_is_refused(two: Two) -> None:
+    a, _ = two.one("a")
+    two.do("UPDATE atoll.format SET version = 8")
+    with pytest.raises(StateError, match="has format 8, this version of atoll reads"):
+        a.begin(SETTINGS)
+
+
 def test_while_a_store_is_restored_its_lease_is_renewed_and_nobody_else_leads(two: Two) -> None:
     """However long that takes: the database holds up neither. Then the next term begins with the lease."""
     (a, lease_a), (b, lease_b) = two.one("a"), two.one("b")
