@@ -51,7 +51,8 @@ def most_on_disk(max_bytes: int) -> int:
 class DepositBox:
     """Opened for the life of the node; one call at a time, from any thread. Raises HostError.
 
-    A file that cannot be opened any more is begun anew: the coordinator says everything again.
+    A file that is damaged is begun anew: the coordinator says everything again. One that only cannot be opened now is
+    left: if the coordinator's store is lost, what is in it may be nowhere else.
     """
 
     def __init__(self, path: Path | None, max_bytes: int = MAX_KEPT_BYTES) -> None:
@@ -67,12 +68,15 @@ class DepositBox:
             log.warning("%s could not be made smaller, and stays as large as it is: %s", path, error)
 
     def _opened(self) -> sqlite3.Connection:
-        try:
-            return self._connected()
-        except sqlite3.DatabaseError:
-            if self._path is None:
-                raise
         with self._explained():
+            try:
+                return self._connected()
+            except sqlite3.OperationalError:  # of the disk or a lock: the file may be whole
+                raise
+            except sqlite3.DatabaseError as damage:
+                if self._path is None:
+                    raise
+                log.warning("%s is damaged, and is begun anew: %s", self._path, damage)
             for suffix in ("", "-wal", "-shm"):
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
             return self._connected()

@@ -196,6 +196,14 @@ MUTATIONS = (
         tests=(f"{DEPOSITS}::test_a_later_record_of_a_key_takes_the_place_of_an_earlier_one_and_no_other_does",),
     ),
     Mutation(
+        name="a disk that fails once takes what a site keeps",
+        rule="what a site keeps is removed only if it is damaged",
+        where="node.daemon.deposit_box:DepositBox._opened",
+        old="except sqlite3.OperationalError:",
+        new="except sqlite3.NotSupportedError:",
+        tests=(f"{DEPOSITS}::test_a_box_that_cannot_be_opened_now_is_whole_the_next_time",),
+    ),
+    Mutation(
         name="a site keeps everything for ever",
         rule="what a site keeps is bounded",
         where="node.daemon.deposit_box:DepositBox._trim",

@@ -18,6 +18,7 @@ from atoll.node.tasks import Tasks
 from atoll.protocol import messages as m
 from atoll.protocol.deposit_messages import DEPOSITS_PART_BYTES, MAX_DEPOSITS_AT_ONCE
 from atoll.protocol.deposits import Seal, parts_of
+from atoll.protocol.errors import HostError
 from atoll.protocol.messages import Deposit
 
 SEAL = Seal(b"secret", "run")
@@ -113,12 +114,31 @@ def test_where_a_full_disk_leaves_no_room_to_make_it_smaller_it_stays_as_it_is_a
     assert "could not be made smaller, and stays as large as it is: database or disk is full" in caplog.text
 
 
-def test_a_file_that_is_no_database_is_begun_anew(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "deposits.db"
     path.write_bytes(b"not a database" * 100)
     with closing(DepositBox(path)) as box:
         box.add([a_deposit(1)])
         assert all_of(box) == [a_deposit(1)]
+    assert f"{path} is damaged, and is begun anew" in caplog.text
+
+
+def test_a_box_that_cannot_be_opened_now_is_whole_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, kept = tmp_path / "deposits.db", [a_deposit(n, n) for n in range(1, 6)]
+    with closing(DepositBox(path)) as box:
+        box.add(kept)
+
+    def failing_once(*_: object, **__: object) -> sqlite3.Connection:
+        monkeypatch.undo()
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(sqlite3, "connect", failing_once)
+    with pytest.raises(HostError, match=r"deposits\.db cannot be read or written \(disk I/O error\)"):
+        DepositBox(path)
+    with closing(DepositBox(path)) as box:
+        assert (box.last_seq, all_of(box)) == (5, kept)
 
 
 def test_messages_are_bounded_in_bytes_and_in_number() -> None:
