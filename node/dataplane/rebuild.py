@@ -102,7 +102,10 @@ class Rebuilder:
         try:
             with self.outer.pinned(chunk) as held:
                 if held.version == last:  # whatever the other chunks are at: commits go on meanwhile
-                    return ChunkRecord(last, held.hash, held.data.tobytes())
+                    data = held.data.tobytes()
+                    if chunk_hash(data) == held.hash:
+                        return ChunkRecord(last, held.hash, data)
+                    problem = StateError(f"{self.outer.folder}: chunk {chunk} is damaged at commit {last}")
         except StateError as error:
             problem = error
         for file in self.snapshots.files:

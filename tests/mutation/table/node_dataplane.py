@@ -459,6 +459,17 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        name="a flipped bit is copied into an older state",
+        rule="an older state that is put together is kept only if it has the hash that the commit had",
+        where="node.dataplane.rebuild:Rebuilder.record_at",
+        old="if chunk_hash(data) == held.hash:",
+        new="if True:",
+        tests=(
+            "tests/unit/dataplane/test_rebuild.py::test_a_chunk_that_is_damaged_is_not_copied_into_an_older_state",
+            "tests/unit/dataplane/test_rebuild.py::test_an_older_state_with_a_chunk_that_is_damaged_everywhere_is_not_kept",
+        ),
+    ),
+    Mutation(
         name="a tensor is saved chunk by chunk",
         rule="a saved tensor has its elements in their order, however it is cut",
         where="node.dataplane.saved_model:_in_order",

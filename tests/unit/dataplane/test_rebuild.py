@@ -328,6 +328,32 @@ def test_an_older_state_is_put_beside_the_newest_and_has_the_hash_that_it_had(si
     site.assert_is(commit)
 
 
+def with_a_damaged_chunk_of_commit_4(folder: Path) -> Site:
+    """At commit 5, which touched others: the newest state has it still."""
+    site = Site(folder, num_fragments=3).commit(2).snapshot().commit(3)
+    chunk = max(c for c in site.layout.sync_chunks if site.outer.versions[c] == 4)  # in the half that `tear_log` takes
+    site.damage(site.records[4][chunk].data)
+    return site
+
+
+def test_a_chunk_that_is_damaged_is_not_copied_into_an_older_state(tmp_path: Path) -> None:
+    site = with_a_damaged_chunk_of_commit_4(tmp_path)
+    assert aside(site, 4, hash_at(site, 4)) == hash_at(site, 4)
+    made, chunks = site.snapshots.files[0], site.layout.sync_chunks
+    assert [made.record(chunk) for chunk in chunks] == [site.records[4][chunk] for chunk in chunks]
+
+
+def test_an_older_state_with_a_chunk_that_is_damaged_everywhere_is_not_kept(tmp_path: Path) -> None:
+    site = with_a_damaged_chunk_of_commit_4(tmp_path)
+    site.tear_log(4)
+    with pytest.raises(StateError, match="attempt-4"):
+        aside(site, 4, hash_at(site, 4))
+    site.snapshots.clear()
+    with pytest.raises(StateError, match="is damaged at commit 4"):
+        aside(site, 4, hash_at(site, 4))
+    assert not site.snapshots.files
+
+
 def test_a_state_that_turns_out_otherwise_is_not_kept(site: Site) -> None:
     site.commit(2).snapshot().commit(3)
     with pytest.raises(StateError, match="in the run it had 0101"):
