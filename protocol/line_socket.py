@@ -47,6 +47,7 @@ class LineServer:
         self.path = path
         self._answer = answer
         self._server: asyncio.Server | None = None
+        self._answering: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Raises HostError if the socket cannot be made."""
@@ -57,16 +58,24 @@ class LineServer:
                 os.fchmod(listener.fileno(), 0o600)  # the mode that bind gives to the file
                 listener.bind(name)
             self.path.chmod(0o600)
-            self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_LINE_BYTES)
+            self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MAX_LINE_BYTES)
         except OSError as error:
             listener.close()
             raise HostError(f"cannot make the socket {self.path}: {error.strerror}; choose another place") from None
 
     async def close(self) -> None:
+        """Whoever still waits for an answer gets none: what makes it may end after this."""
         if self._server is not None:
             self._server.close()
-            await self._server.wait_closed()
+            for task in self._answering:
+                task.cancel()
+            await asyncio.gather(*self._answering, return_exceptions=True)
             self.path.unlink(missing_ok=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -185,4 +185,12 @@ MUTATIONS = (
         new="self._measure(self._folder)",
         tests=("tests/unit/coordinator/test_store_disk.py::test_a_disk_that_is_stuck_holds_up_nobody",),
     ),
+    Mutation(
+        name="a command that is not decided holds up the end of its coordinator",
+        rule="a coordinator that cannot go on ends, whoever waits for it",
+        where="protocol.line_socket:LineServer.close",
+        old="                task.cancel()\n",
+        new="                pass\n",
+        tests=("tests/unit/coordinator/test_admin.py::test_a_command_that_is_not_decided_does_not_outlive_its_socket",),
+    ),
 )

@@ -95,6 +95,30 @@ def test_what_is_no_text_reaches_the_run_as_escapes(tmp_path: Path) -> None:
     wire.response_body(m.Refused(kind=m.RefusedKind.BANNED, text=words))
 
 
+def test_a_command_that_is_not_decided_does_not_outlive_its_socket(tmp_path: Path) -> None:
+    """What decides it may end after the socket. A coordinator whose store has failed would keep its lease till then."""
+
+    async def main() -> None:
+        asked = asyncio.Event()
+
+        async def command(line: bytes, by: str) -> e.Answer:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        before = asyncio.all_tasks()
+        server = admin.admin_server(tmp_path / "run.db", command)
+        await server.start()
+        asking = asyncio.create_task(asyncio.to_thread(line_of, tmp_path / "run.db", b"{}\n"))
+        await asked.wait()
+        await server.close()
+        assert asyncio.all_tasks() - before <= {asking}
+        with pytest.raises(json.JSONDecodeError):  # no answer
+            await asking
+
+    asyncio.run(main())
+
+
 def test_why_it_cannot_be_done_is_said(tmp_path: Path) -> None:
     def ask(store: Path) -> None:
         with pytest.raises(HostError, match="refused: no site is called so"):
