@@ -265,7 +265,7 @@ class CoordinatorServer:
 
     async def _decide(self, asked: e.Asked) -> e.Answer:
         """By the core."""
-        if self._stopping and isinstance(asked, e.NoteAsked):
+        if self._stopping:
             return e.Answer(0, TOLD_TO_END)  # nothing more is kept
         request = next(self._numbers)
         answer: asyncio.Future[e.Answer] = self._loop.create_future()

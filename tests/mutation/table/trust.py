@@ -699,6 +699,16 @@ MUTATIONS = (
         tests=("tests/unit/trust/test_audited_commands.py::test_who_joins_while_the_coordinator_ends_asks_again",),
     ),
     Mutation(
+        name="what is asked of a coordinator that has ended is not answered",
+        rule="whoever asks is answered, also where nothing is decided any more",
+        where="coordinator.service:CoordinatorServer._decide",
+        old="if self._stopping:",
+        new="if False:",
+        tests=(
+            "tests/unit/trust/test_audited_commands.py::test_what_is_asked_of_a_coordinator_that_has_ended_is_answered",
+        ),
+    ),
+    Mutation(
         name="an invite that is forgotten is the newest of its name still",
         rule="what was taken back lets nobody in",
         where="coordinator.core.sites.known_invites:KnownInvites.__delitem__",

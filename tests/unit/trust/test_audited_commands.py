@@ -15,8 +15,9 @@ import pytest
 from atoll.coordinator import service
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.config import CoordinatorConfig
-from atoll.coordinator.core.asked import InviteAsked
+from atoll.coordinator.core.asked import BanAsked, InviteAsked
 from atoll.coordinator.core.records import InviteRecord
+from atoll.coordinator.noting import TOLD_TO_END
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.protocol.errors import HostError, PeerError, RefusedError
@@ -170,6 +171,19 @@ def test_that_an_invite_was_not_made_is_said_after_it(tmp_path: Path, monkeypatc
             assert await asks(server, command="invite", role="site", name="x") == "the root has expired"
             (_, asked, done), failed = await entries(server)
             assert (done, failed) == ("done", (OTTO, asked, "failed: the root has expired"))
+
+    asyncio.run(main())
+
+
+def test_what_is_asked_of_a_coordinator_that_has_ended_is_answered(tmp_path: Path) -> None:
+    """Nothing is decided any more: it waited for ever."""
+
+    async def main() -> None:
+        async with coordinator(tmp_path) as server:
+            await server.stop()
+            async with asyncio.timeout(LIMIT_S):
+                assert (await server.ask(BanAsked(name="berlin", reason=""))).problem == TOLD_TO_END
+                assert await asks(server, command="invite", role="site", name="x") == TOLD_TO_END
 
     asyncio.run(main())
 
