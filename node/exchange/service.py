@@ -41,7 +41,7 @@ MAX_ADDRESS = 256
 
 
 def _refusing(answer: Answer[T]) -> Answer[T]:
-    """What an answer raises is the peer's answer; a peer that does not read gets none."""
+    """What an answer raises is the peer's answer; a peer that does not read is not waited for."""
 
     @wraps(answer)
     async def refusing(service: PeerService, asked: Any, context: Context) -> T:
@@ -53,7 +53,7 @@ def _refusing(answer: Answer[T]) -> Answer[T]:
             raise
         except NotRead as error:
             log.warning("%s", error)
-            raise asyncio.CancelledError(str(error)) from None
+            await cut_off(context, error)
         except AtollError as error:
             if isinstance(error, RefusedError):
                 service.hub.counters.refuse(error)

@@ -18,7 +18,7 @@ from atoll.node.exchange.catchup import donors as donor_pool
 from atoll.node.exchange.catchup.donor_client import DonorClient, dialled
 from atoll.node.exchange.peers.frames import Encoded, pack_frames
 from atoll.node.exchange.peers.progress import Pace
-from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD, FETCH_STATE_METHOD, SERVICE
+from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD, FETCH_STATE_METHOD, SERVICE, NotRead
 from atoll.protocol import transport, wire
 from atoll.protocol.errors import NotYetError, PeerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
@@ -39,6 +39,7 @@ from tests.harness.sites import (
 )
 from tests.process.test_catchup import fetch, records
 
+HANG_S = 60.0
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Say = Callable[[peer_pb2.ExchangeResponse], Awaitable[None]]
 
@@ -212,6 +213,33 @@ def test_a_peer_that_never_reads_its_payloads_is_cut_off(tmp_path: Path, caplog:
                         await write(call, frame)
                 await running
                 await until(lambda: "site 2 (run sites, sync 1, attempt 1) has taken no byte for 1.0 s" in caplog.text)
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_is_cut_off_and_still_reads_hears_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that has had its turn with a donor: of a call that ends without a status it would wait a stall."""
+
+    async def gives_a_frame(_: object, request: Any, write: Callable[[bytes], Awaitable[None]], who: str) -> None:
+        await write(b"frame")
+        raise NotRead(f"{who} has had its turn")
+
+    monkeypatch.setattr(donor_server.DonorServer, "give", gives_a_frame)
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            (donor,) = await run.add()
+            channel = transport.open_channel(donor.address, handshake=None, max_message_bytes=transport.MAX_FRAME_BYTES)
+            method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(FETCH_STATE_METHOD)
+            request = peer_pb2.FetchStateRequest(header=wire.to_proto(donor.hub.identity()))
+            call = method(request.SerializeToString())
+            async with asyncio.timeout(HANG_S):
+                assert await call.read() == b"frame"
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call.read()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "has had its turn" in (caught.value.details() or "")
+            await channel.close()
 
     asyncio.run(main())
 

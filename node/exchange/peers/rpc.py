@@ -29,7 +29,7 @@ Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 class NotRead(PeerError):
-    """The peer does not take what it asked for. A status would wait behind the blocked write: cancel the call."""
+    """The peer does not take what it asked for, or has had its turn: it is cut off (`status.cut_off`)."""
 
 
 def open_stream(channel: grpc.aio.Channel, method: str) -> Stream:

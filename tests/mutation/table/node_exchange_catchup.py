@@ -388,4 +388,12 @@ MUTATIONS = (
             "test_an_exchange_that_begins_behind_ends_none_that_the_site_contributed_to",
         ),
     ),
+    Mutation(
+        name="a peer that is cut off hears nothing",
+        rule="whoever reads hears how its call ends",
+        where="node.exchange.service:_refusing.refusing",
+        old="            await cut_off(context, error)\n",
+        new="            raise asyncio.CancelledError(str(error)) from None\n",
+        tests=("tests/process/test_trickles.py::test_a_peer_that_is_cut_off_and_still_reads_hears_why",),
+    ),
 )
