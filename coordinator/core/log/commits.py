@@ -60,6 +60,7 @@ class CommitLog:
         self.last = newest.commit if newest else 0
         void = (n for r in known.all(RollbackRecord) for n in r.voided)
         self._highest = max((self.last, *void))  # that was ever kept: the store drops old ones by it
+        self.voided_starts: set[tuple[int, int]] = set()  # they contributed to void commits, and said no Hello since
         self._first_run_step = first_run_step
         self._first_run_tokens = first_run_tokens
         self.run_step = newest.run_step if newest else first_run_step
@@ -160,6 +161,7 @@ class CommitLog:
         voided = [r for r in self.records if r.commit.commit > commit]
         del self.records[len(self.records) - len(voided) :]
         for old in voided:
+            self.voided_starts |= {(c.site_id, c.incarnation) for c in old.commit.contributors}
             self._contributors.pop(old.commit.commit, None)
             self._num_bytes.pop(old.commit.commit, None)
         newest = self.records[-1].commit if commit else None
@@ -174,6 +176,10 @@ class CommitLog:
                 del known[n]
         self._from_store = {n for n in self._from_store if n <= commit}
         return voided
+
+    def says_hello(self, start: tuple[int, int]) -> None:
+        """It is told with Welcome which commits are void: what it lists from now on is its own fault."""
+        self.voided_starts.discard(start)
 
     def after(self, commit: int) -> tuple[Commit, ...]:
         """The commits after `commit`, without gaps; empty if there is none or the log does not reach back so far."""

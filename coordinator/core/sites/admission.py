@@ -35,6 +35,10 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
     site = _identify(run, stream, header, message)
     if has_void_commits and site.live:
         run.remove(site, "its newest commits were rolled back", evicted=False)
+    elif site.start in run.log.voided_starts and shared is not None and site.live:
+        # The ranges of its snapshot, which it may not know to be void, are not its leases any more.
+        run.remove(site, f"it contributed to what was rolled back to commit {shared}", evicted=True)
+    run.log.says_hello(site.start)
     site.says_hello(message, run.now)
     state, before = run.members.streams[stream], site.record()
     site.address = message.address

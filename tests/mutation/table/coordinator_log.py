@@ -300,6 +300,22 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_going_back.py",),
     ),
     Mutation(
+        name="a site that has not heard that what it contributed to is void lists it again",
+        rule="nothing is held against a site for a rollback",
+        where="coordinator.core.sites.admission:hello",
+        old="elif site.start in run.log.voided_starts and shared is not None and site.live:",
+        new="elif False:",
+        tests=("tests/unit/coordinator/test_going_back.py",),
+    ),
+    Mutation(
+        name="a site that was told of a rollback is sent away again",
+        rule="a site that has not heard of a rollback is sent away once, without a strike",
+        where="coordinator.core.sites.admission:hello",
+        old="    run.log.says_hello(site.start)\n",
+        new="",
+        tests=("tests/unit/coordinator/test_going_back.py",),
+    ),
+    Mutation(
         name="who is starting does not hear of a rollback",
         rule="every site that has a stream hears of a new branch before it is admitted",
         where="coordinator.core.log.rollback:go_back",

@@ -353,3 +353,35 @@ def test_a_commit_that_the_store_keeps_no_longer_is_refused(monkeypatch: pytest.
         assert "it is older than those that the store keeps" in story.answers[request], f"{start} start knows"
         story.restart()
         story.join("a", state=(3, "s3"), branch=1)
+
+
+@pytest.mark.parametrize("moment", ["it was away", "its stream breaks after that"])
+def test_a_site_that_contributed_to_a_void_commit_of_which_it_has_not_heard_is_not_struck(moment: str) -> None:
+    """Its snapshot lists samples that are open again, and no lease of its own any more."""
+    story = committed("a", "b", count=1)
+    samples = {name: story.wants(name, 10) for name in "ab"}
+    for name in "ab":
+        story.ready(name, data=samples[name])
+    story.done("a", "s1")
+    story.done("b", "s1")
+    story.applied("a", 2, "s2")
+    if moment == "it was away":
+        story.drop("b")
+    story.ask_to_go_back(1)
+    story.rebuilt("a", "s1")
+    on_new_branch(story, "a", 1)
+    story.drop("b")
+    story.connect("b", state=(1, "s1"))
+    assert story.num("b", m.RolledBack)
+    assert "commit 1" in story.last("b", m.Evicted).reason
+    story.offer("b")
+    story.ready("b", data=samples["b"])
+    assert story.strikes_of("b") == 0
+    on_new_branch(story, "b", 1)
+    assert story.holds("b") == 1
+    story.drop("b")
+    story.connect("b", state=(1, "s1"))
+    assert story.num("b", m.Evicted) == 1, "once: what it lists now is of leases that it took since"
+    story.offer("b")
+    story.ready("b", data=samples["b"])
+    assert story.strikes_of("b") == 1
