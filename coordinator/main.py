@@ -329,6 +329,7 @@ async def serve(
         await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if running.done():
+            await server.stop()  # whoever waits for an answer hears it before the socket closes
             running.result()  # only an error ends it before it is asked to
             return
         await server.stop()
