@@ -21,7 +21,7 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.catchup.donor_client import DonorClient
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.errors_given import Given
-from atoll.node.exchange.peers.frames import FRAME_BYTES, Encoded, batches, pack_frames
+from atoll.node.exchange.peers.frames import FRAME_BYTES, MIN_FRAME_BYTES, Encoded, batches, pack_frames, slices
 from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.rpc import NotRead, check_header, write_within
 from atoll.node.exchange.peers.uplink import Uplink
@@ -50,7 +50,6 @@ MAX_HASH_LISTS = 16
 TURNS_PER_STALL = 4
 """A frame waits at most for this part of the stall limit until exchanges let it go: whoever catches up sees some bytes
 in time, and at such a pace enough of them (see progress.py)."""
-HASHES_PER_FRAME = FRAME_BYTES // DIGEST_BYTES - 16
 
 
 @dataclass(slots=True, eq=False)
@@ -100,17 +99,18 @@ class DonorServer:
         outer = self.outer()
         if outer is None:
             raise StateError("no outer state is here yet")
+        hashes_per_frame = self._frame_bytes // DIGEST_BYTES - 16
         with self._admitted(request.header.site_id):
             for commit in request.hashes_of:
                 hashes = await asyncio.get_running_loop().run_in_executor(self.pool, outer.chunk_hashes, commit)
-                for first in range(0, len(hashes or ()), HASHES_PER_FRAME):
-                    some = b"".join((hashes or [])[first : first + HASHES_PER_FRAME])
+                for first in range(0, len(hashes or ()), hashes_per_frame):
+                    some = b"".join((hashes or [])[first : first + hashes_per_frame])
                     listed = peer_pb2.HashList(commit=commit, first_chunk=first, hashes=some)
                     frame = peer_pb2.FetchStateResponse(hash_lists=[listed]).SerializeToString()
                     async with self._turn(frame):
                         yield frame
             for group in self._groups(chunks):
-                for frame in await self._in_pool(lambda group=group: _state_frames(outer, group)):  # type: ignore[misc]
+                for frame in await self._in_pool(partial(_state_frames, outer, group, self._frame_bytes)):
                     async with self._turn(frame):
                         yield frame
 
@@ -135,7 +135,7 @@ class DonorServer:
             for chunk in some:
                 data = self.log.read(request.commit, chunk)
                 items.append(Encoded(chunk, data, payload_hash(data)))
-            return list(pack_frames(items, wrapped=False))
+            return list(pack_frames(items, self._frame_bytes, wrapped=False))
 
         with self._admitted(request.header.site_id):
             for group in self._groups(chunks):
@@ -174,7 +174,7 @@ class DonorServer:
         def read(chunk: int) -> list[bytes]:
             data = kept.read(chunk)
             item = Encoded(chunk, data, payload_hash(data), proof=kept.proof(chunk))
-            return list(pack_frames([item], wrapped=False))
+            return list(pack_frames([item], self._frame_bytes, wrapped=False))
 
         with self._admitted(site_id):
             for chunk in chunks:
@@ -203,7 +203,7 @@ class DonorServer:
             )
             first = peer_pb2.FetchPayloadsResponse(error=error).SerializeToString()
             items = [Encoded(chunk, given.error, given.before_hash)] if given.error else []
-            return [first, *pack_frames(items, wrapped=False)]
+            return [first, *pack_frames(items, self._frame_bytes, wrapped=False)]
 
         self._auditing.add(site_id)
         try:
@@ -220,6 +220,11 @@ class DonorServer:
             if chunk >= limit:
                 raise InvalidMessage(f"chunk {chunk} is asked for, there are {limit}")
         return [chunk for chunk in chunks if self.layout.chunks[chunk].num_elements]
+
+    @property
+    def _frame_bytes(self) -> int:
+        """Within a cap small: then the frames of all that are served pass in the time of one large frame."""
+        return FRAME_BYTES if self.uplink.cap is None else MIN_FRAME_BYTES
 
     def _groups(self, chunks: Sequence[int]) -> Iterator[list[int]]:
         """Chunks that are read together: small ones, or one large one."""
@@ -303,19 +308,14 @@ class DonorServer:
             yield
 
 
-def _state_frames(outer: OuterState, chunks: list[int]) -> list[bytes]:
-    frames: list[bytes] = []
-    message = peer_pb2.FetchStateResponse()
-    room = FRAME_BYTES
-    for chunk in chunks:
-        record = outer.read(chunk)
-        size = len(record.data)
-        for start in range(0, size, FRAME_BYTES):
-            data = record.data[start : start + FRAME_BYTES]
-            if len(data) > room:
-                frames.append(message.SerializeToString())
-                message, room = peer_pb2.FetchStateResponse(), FRAME_BYTES
-            message.chunks.add(chunk=chunk, version=record.version, offset_bytes=start, total_bytes=size, data=data)
-            room -= len(data) + 64
-    frames.append(message.SerializeToString())
+def _state_frames(outer: OuterState, chunks: list[int], frame_bytes: int) -> list[bytes]:
+    records = ((chunk, outer.read(chunk)) for chunk in chunks)
+    items = (Encoded(chunk, record.data, b"", record.version) for chunk, record in records)
+    frames = []
+    for parts in slices(items, frame_bytes, frame_bytes):
+        message = peer_pb2.FetchStateResponse()
+        for item, start, end in parts:
+            total, data = item.num_bytes, item.data[start:end]
+            message.chunks.add(chunk=item.chunk, version=item.version, offset_bytes=start, total_bytes=total, data=data)
+        frames.append(message.SerializeToString())
     return frames

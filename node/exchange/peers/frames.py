@@ -85,7 +85,7 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _slices(items: Iterable[Encoded], first_bytes: int, frame_bytes: int) -> Iterator[list[tuple[Encoded, int, int]]]:
+def slices(items: Iterable[Encoded], first_bytes: int, frame_bytes: int) -> Iterator[list[tuple[Encoded, int, int]]]:
     """(chunk, first byte, end) of each part, one list a frame; the first frame has at most `first_bytes`."""
     frame: list[tuple[Encoded, int, int]] = []
     room = first_bytes
@@ -111,7 +111,7 @@ def pack_frames(items: Iterable[Encoded], frame_bytes: int = FRAME_BYTES, *, wra
     the first follow on it. Else: a FetchPayloadsResponse.
     """
     lead_bytes = LEAD_BYTES if wrapped else frame_bytes
-    for place, frame in enumerate(_slices(items, lead_bytes, frame_bytes)):
+    for place, frame in enumerate(slices(items, lead_bytes, frame_bytes)):
         pieces: list[bytes | memoryview] = []
         size = 0
         for item, start, end in frame:

@@ -5,9 +5,10 @@ until the exchange has sent `EXCHANGE_BYTES_PER_DONOR_BYTE` times as much as the
 longer than its limit: whoever catches up takes a donor that gives nothing for a stalled one. A frame that takes long to
 write waits for its receiver and no longer has this site's link: others may go.
 
-Where the owner gives a part of the link alone, all frames wait for that cap too, in the order of asking. Of frames to
-sites that catch up one at a time waits there. So at a small cap an exchange that sends has at least every second frame,
-however many sites catch up.
+Where the owner gives a part of the link alone, all frames wait for that cap too, in the order of asking: of those of
+exchanges as many at a time as are one large frame, and as many of those to sites that catch up, which are small then
+(`DonorServer`). So at a small cap an exchange that sends has half of it or more, and each request that a donor serves
+sees bytes before its site takes this one for stalled, however many streams exchanges have.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
+from atoll.node.exchange.peers.frames import FRAME_BYTES
 from atoll.node.exchange.peers.upload_cap import UploadCap
 
 EXCHANGE_BYTES_PER_DONOR_BYTE = 8
@@ -26,6 +28,29 @@ MAX_CREDIT_BYTES = 1 << 20
 
 SLOW_IF_LIMITS = 1 / 8
 """A frame is slow when it is being written for this part of its limit."""
+
+
+class _Room:
+    """At the cap, for frames of exchanges or for those to sites that catch up: as many bytes as one large frame."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+        self._entry = asyncio.Lock()
+        self._left = asyncio.Event()
+
+    @asynccontextmanager
+    async def place(self, num_bytes: int) -> AsyncGenerator[None]:
+        """In the order of asking."""
+        async with self._entry:
+            while self._num_bytes and self._num_bytes + num_bytes > FRAME_BYTES:
+                self._left.clear()
+                await self._left.wait()
+            self._num_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._num_bytes -= num_bytes
+            self._left.set()
 
 
 class Uplink:
@@ -40,15 +65,18 @@ class Uplink:
         self.waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self.cap: UploadCap | None = None
         self._cap_turn = asyncio.Lock()
-        self._place_at_cap = asyncio.Lock()  # for those that catch up
+        self._exchanges_at_cap, self._donors_at_cap = _Room(), _Room()
 
     async def within_cap(self, num_bytes: int) -> None:
-        """Returns when a frame of so many bytes may be sent, if it were alone on the link."""
+        """By an exchange; returns when a frame of so many bytes may be sent, if it were alone on the link."""
+        await self._pass_cap(self._exchanges_at_cap, num_bytes)
+
+    async def _pass_cap(self, room: _Room, num_bytes: int) -> None:
         if (cap := self.cap) is None:
             return
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
-        async with self._cap_turn:
+        async with room.place(num_bytes), self._cap_turn:
             await asyncio.sleep(cap.delay_s(loop.time()))
             cap.send(num_bytes, loop.time())
         cap.waited_s += loop.time() - asked_at
@@ -89,8 +117,7 @@ class Uplink:
         await self._turn(num_bytes, limit_s)
         with ExitStack() as has_link:
             has_link.callback(self._end)
-            async with self._place_at_cap:
-                await self.within_cap(num_bytes)
+            await self._pass_cap(self._donors_at_cap, num_bytes)
             slow = asyncio.get_running_loop().call_later(SLOW_IF_LIMITS * limit_s, has_link.close)
             try:
                 yield

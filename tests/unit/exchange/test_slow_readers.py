@@ -10,6 +10,7 @@ import pytest
 
 from atoll.node.exchange.catchup import donor_server as donor_module
 from atoll.node.exchange.catchup.donor_server import MAX_REQUESTS, DonorServer
+from atoll.node.exchange.peers import frames
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.peers.rpc import NotRead
 from atoll.protocol import wire
@@ -42,6 +43,7 @@ def test_readers_below_the_slowest_rate_that_never_stop_are_cut_off_and_their_pl
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(donor_module, "FRAME_BYTES", FRAME_BYTES)
+    monkeypatch.setattr(frames, "MIN_PART_BYTES", 1)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -73,6 +75,7 @@ def test_the_reader_that_has_had_its_place_for_longest_gives_way_after_its_turn(
 ) -> None:
     """However slowly readers may read here, a site that comes is served after a turn; the others read on."""
     monkeypatch.setattr(donor_module, "FRAME_BYTES", FRAME_BYTES)
+    monkeypatch.setattr(frames, "MIN_PART_BYTES", 1)
     pace = Pace(stall_s=5.0, slowest_bytes_per_s=0.0)
     slow_s, turn_s = 0.8 * pace.stall_s, donor_module.TURN_STALLS * pace.stall_s
 

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from atoll.node.exchange.catchup.donor_server import MAX_REQUESTS
-from atoll.node.exchange.peers.frames import FRAME_BYTES
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.exchange.catchup.donor_server import MAX_REQUESTS, MAX_REQUESTS_OF_SITE
+from atoll.node.exchange.catchup.donors import REQUESTS_PER_DONOR
+from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.frames import FRAME_BYTES, MIN_FRAME_BYTES, PartAssembler, parse
+from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.uplink import Uplink
 from atoll.node.exchange.peers.upload_cap import DEPTH_S, UploadCap
+from atoll.node.exchange.sync.attempt import FRAME_RATES
+from atoll.node.tasks import end
+from atoll.protocol import wire
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.sync_settings import SyncSettings
+from atoll.protocol.time_limits import PRESETS
+from atoll.protocol.v1 import peer_pb2
+from tests.harness import data_plane as dp
+from tests.harness.peer_streams import HEADER
 from tests.simulation.loop import SimLoop
 
 RATE = 1000.0
@@ -109,6 +127,74 @@ def test_an_exchange_has_half_of_the_least_cap_and_most_of_a_large_one_beside_do
         assert given / frames == pytest.approx(share, abs=0.01)
         gaps = [later - earlier for earlier, later in itertools.pairwise(sent_at)]
         assert max(gaps) <= 2 * frame_s + 2 * write_s
+
+    with asyncio.Runner(loop_factory=lambda: SimLoop(0)) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("num_requests", [REQUESTS_PER_DONOR, MAX_REQUESTS])
+@pytest.mark.parametrize(
+    ("num_streams", "exchange_frame_bytes"),
+    [(1, FRAME_BYTES), (6, FRAME_BYTES), (4, 240 << 10), (15, MIN_FRAME_BYTES)],
+    ids=["one stream", "six streams", "four sites", "fifteen sites"],
+)
+def test_each_site_that_catches_up_sees_bytes_in_time_at_the_least_cap_beside_an_exchange(
+    preset: str, num_requests: int, num_streams: int, exchange_frame_bytes: int, tmp_path: Path
+) -> None:
+    limits = PRESETS[preset]
+    pace = Pace(stall_s=limits.stall_s, slowest_bytes_per_s=limits.slowest_bytes_per_s)
+    spec = TensorSpec(name="weight", shape=(300_000,), dtype="F32", role=Role.TRAINABLE)
+    layout = Layout(Manifest.canonical([spec]), 50_000)
+    outer = dp.seeded(tmp_path / "state", layout)
+    log = PayloadLog(tmp_path / "log", layout, RunSettings(run_id=dp.RUN, sync=SyncSettings(log_commits=4)))
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        hub = Hub(run_id=dp.RUN, incarnation=1, dialer=Dialer(), pool=ThreadPoolExecutor(1), site_id=1)
+        hub.serve(layout, lambda: outer, log, pace)
+        hub.uplink.cap = UploadCap(FRAME_RATES * pace.slowest_bytes_per_s, loop.time())
+        num_exchanged = 0
+
+        async def catch_up(number: int) -> int:
+            """As a joiner with another donor; the bytes of the records."""
+            moved_at = loop.time()
+            progress = Progress(pace, moved_at, share=2 * REQUESTS_PER_DONOR)
+            asked, num_bytes = PartAssembler(lambda chunk: 1 << 20), 0
+
+            async def write(frame: bytes) -> None:
+                nonlocal moved_at, num_bytes
+                await asyncio.sleep(0.001)
+                assert loop.time() - moved_at < pace.stall_s
+                moved_at = loop.time()
+                progress.moved(len(frame), moved_at)
+                assert progress.problem(moved_at) == ""
+                for part in parse(peer_pb2.FetchStateResponse, frame).chunks:
+                    if (record := asked.add(part)) is not None:
+                        assert record.data == outer.read(record.chunk).data
+                        num_bytes += record.num_bytes
+
+            header = wire.to_proto(replace(HEADER, site_id=20 + number // MAX_REQUESTS_OF_SITE))
+            request = peer_pb2.FetchStateRequest(header=header, chunks=range(len(layout.chunks)))
+            await hub.served_donor().give(request, write, "a site that catches up")
+            return num_bytes
+
+        async def send() -> None:
+            nonlocal num_exchanged
+            with hub.uplink.sending():
+                while True:
+                    await hub.uplink.within_cap(exchange_frame_bytes)
+                    await asyncio.sleep(0.001)
+                    hub.uplink.sent(exchange_frame_bytes)
+                    num_exchanged += exchange_frame_bytes
+
+        with hub.uplink.exchange():
+            streams = [asyncio.create_task(send()) for _ in range(num_streams)]
+            given = await asyncio.gather(*map(catch_up, range(num_requests)))
+            assert given == [sum(len(outer.read(c.index).data) for c in layout.chunks)] * num_requests
+            assert num_exchanged > sum(given), "it has half of the cap"
+            await end(streams)
+        await hub.close()
 
     with asyncio.Runner(loop_factory=lambda: SimLoop(0)) as runner:
         runner.run(main())

@@ -344,7 +344,6 @@ def test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks(
 ) -> None:
     num_chunks = NUM_CHUNKS // 2
     monkeypatch.setattr(donor_server, "FRAME_BYTES", 1 << 12)  # as few chunks in a frame as there are of a large model
-    monkeypatch.setattr(donor_server, "HASHES_PER_FRAME", 64)
     monkeypatch.setattr(donors, "MAX_BATCH_CHUNKS", 8)
     spec = TensorSpec(name="weight.scale", shape=(num_chunks,), dtype="F32", role=Role.TRAINABLE)
     layout = Layout(Manifest.canonical([spec]), 1)
