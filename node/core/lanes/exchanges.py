@@ -107,6 +107,8 @@ def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, told: m.Weights 
     spread_until = ctx.now + spread_s if spread_s else None
     is_behind = not _has_base(ctx, plan)
     lane.exchange = Exchange(plan=plan, tokens=tokens, weights=weights, is_behind=is_behind, spread_until=spread_until)
+    if tokens:
+        lane.sent_for = plan.sync
     syncs = {other.open.sync for other in ctx.site.lanes if other.open is not None}
     syncs |= {other.exchange.plan.sync for other in ctx.site.lanes if other.exchange is not None}
     ctx.emit(

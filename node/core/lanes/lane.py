@@ -108,6 +108,8 @@ class Lane:
     update_s: deque[float] = field(default_factory=lambda: deque(maxlen=UPDATES))  # from sealed to applied, each time
     ending_s: deque[float] = field(default_factory=lambda: deque(maxlen=UPDATES))  # from the end of sending to applied
     exchange: Exchange | None = None
+    sent_for: int = 0  # the last sync in whose exchange this site contributes
+    discarded_sync: int = 0  # the same when it last discarded what it had: a commit of that sync may hold this still
     next_plan: Plan | None = None  # not begun: its weights are to come, or, if it was made ahead, the boundary
 
     @property

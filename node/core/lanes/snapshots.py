@@ -123,9 +123,12 @@ def _sealed_for(ctx: Context, lane: Lane) -> Open | None:
 
 
 def note_contribution(ctx: Context, commit: Commit) -> None:
-    """Whether the sealed snapshot is in that commit, however the site comes to its state."""
+    """Whether the sealed snapshot is in that commit, however the site comes to its state. What was sent before it was
+    discarded may be: nothing that was sealed since is."""
     errors.note_contribution(ctx, commit)
     lane = ctx.site.lanes[commit.fragment]
+    if commit.sync == lane.discarded_sync:
+        return
     snapshot = lane.snapshot
     me = (ctx.site.site_id, ctx.identity.incarnation)
     contributors = [(c.site_id, c.incarnation) for c in commit.contributors]

@@ -115,6 +115,7 @@ def abandoned(ctx: Context, message: m.Abandoned) -> None:
 def discard_local(ctx: Context) -> None:
     """What the ranks have trained counts no longer: their next values replace it."""
     for lane in ctx.site.lanes:
+        lane.discarded_sync = lane.sent_for
         exchanges.discard(ctx, lane)
         snapshots.free(lane)
     for copy in ctx.site.workers.copies:

@@ -19,6 +19,26 @@ MUTATIONS = (
         tests=("tests/unit/node_core/test_errors.py",),
     ),
     Mutation(
+        name="a commit of what was discarded takes what was trained since",
+        rule="25: a snapshot is consumed by a commit that holds it, and by no other that lists its site",
+        where="node.core.lanes.snapshots:note_contribution",
+        old="if commit.sync == lane.discarded_sync:",
+        new="if False:",
+        tests=(
+            "tests/unit/node_core/test_leases.py::test_25_a_commit_of_what_an_eviction_discarded_holds_nothing_of_what_was_trained_since",
+        ),
+    ),
+    Mutation(
+        name="what was never sent is in no commit of the sync that was open",
+        rule="25: a snapshot is consumed by the commit that holds it, also after an eviction",
+        where="node.core.lanes.syncs:discard_local",
+        old="lane.discarded_sync = lane.sent_for",
+        new="lane.discarded_sync = ctx.site.newest_sync",
+        tests=(
+            "tests/unit/node_core/test_leases.py::test_25_what_is_sealed_after_an_eviction_is_in_the_commit_of_the_same_sync_if_nothing_was_sent_before",
+        ),
+    ),
+    Mutation(
         name="a fetch goes before the error",
         rule="error feedback is advanced before the base is gone",
         where="node.core.disk:Disk.add",

@@ -252,6 +252,53 @@ def test_25_after_an_eviction_nothing_is_left_and_the_ranks_hear_of_the_new_epoc
     assert draw(drive, 0, epoch=1) == spans((256, 512))
 
 
+def evicted_and_ready_again(*, is_sent: bool) -> Driver:
+    """For the same sync, with error feedback. `is_sent`: what it had sealed before, too."""
+    errors = replace(SETTINGS.sync, codec="sign1", error_feedback=0.5)
+    drive = started(settings=replace(SETTINGS, sync=errors))
+    announce(drive)
+    lease(drive, (0, 256))
+    seal(drive, 10, WINDOW)
+    if is_sent:
+        drive.receive(plan(1))
+        exchanged(drive, 1)
+    drive.receive(m.Evicted(reason="an operator asked for it"))
+    drive.receive(m.Welcome(settings_json=settings_to_json(drive.core.settings), started=True))
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
+    lease(drive, (256, 512))
+    drive.receive(opened(1, 0))
+    assert take(drive, 0, 10, 1).mode is MergeMode.REPLACE
+    seal(drive, 20, WINDOW)
+    assert listed(drive) == spans((256, 256 + WINDOW))
+    return drive
+
+
+def test_25_a_commit_of_what_an_eviction_discarded_holds_nothing_of_what_was_trained_since() -> None:
+    """Its reducers had the contribution when the site was evicted; the site is ready again for the same sync."""
+    drive = evicted_and_ready_again(is_sent=True)
+    drive.receive(commit(1, 1, done=spans((0, WINDOW))))
+    assert [o for o in drive.out if isinstance(o, out.AdvanceErrors | out.ApplyCommit)] == [
+        out.ApplyCommit(commit(1, 1, done=spans((0, WINDOW))))
+    ]
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    assert drive.leased_samples() == spans((256, 512))
+    assert take(drive, 1, 20, 1).mode is MergeMode.SHIFT
+    seal(drive, 20, WINDOW)
+    assert listed(drive) == spans((256, 256 + WINDOW)), "it is contributed to the next sync"
+
+
+def test_25_what_is_sealed_after_an_eviction_is_in_the_commit_of_the_same_sync_if_nothing_was_sent_before() -> None:
+    drive = evicted_and_ready_again(is_sent=False)
+    drive.receive(plan(1))
+    exchanged(drive, 1)
+    drive.receive(commit(1, 1, done=spans((256, 256 + WINDOW))))
+    drive.wants(out.AdvanceErrors)
+    drive(e.ErrorsAdvanced())
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    assert drive.leased_samples() == spans((256 + WINDOW, 512))
+    assert take(drive, 1, 20, 1).mode is MergeMode.REPLACE
+
+
 def restarted(drive: Driver) -> None:
     """The workers crash and come back."""
     drive(e.WorkersFailed(generation=drive.generation, kind=e.FailureKind.CRASHED, text="killed"))
