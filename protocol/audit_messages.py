@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from atoll.protocol.codecs import HEADER_BYTES
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.fields import MAX_MEMBERS, CoordinatorMessage, SiteMessage, bounded, digest
 from atoll.protocol.hash_tree import MAX_PROOF_BYTES
@@ -102,6 +103,7 @@ class FalsePayload:
     error_proof: bytes = bounded(MAX_PROOF_BYTES, b"")
     left_hash: bytes = bounded(DIGEST_BYTES, b"")
     left_proof: bytes = bounded(MAX_PROOF_BYTES, b"")
+    payload: bytes = bounded(MAX_ERROR_BYTES + HEADER_BYTES, b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

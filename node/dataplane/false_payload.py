@@ -16,7 +16,7 @@ from atoll.protocol import wire
 from atoll.protocol.audit_messages import NO_ERROR
 from atoll.protocol.codecs import kernels
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats
-from atoll.protocol.codecs.table import BUNDLE, CODECS
+from atoll.protocol.codecs.table import BUNDLE, CODECS, TABLE
 from atoll.protocol.disk import Disk, make_folder
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.hash_tree import check_proof
@@ -76,15 +76,25 @@ def check(found: FalsePayload, roots: Sequence[Certificate]) -> str:
         word = words.of_errors(found.run_id, asked, start, way.error_beta_down, _errors(made))
         _check_signed(found, roots, reducer, word, _errors(made).signature)
         error, left = _error(found, _errors(made)), np.empty(found.num_elements, np.float32)
-    computed = payload_hash(recomputed(way, found.num_elements, contributions, error, left))
-    if computed == found.payload_hash and (not left.size or payload_hash(left.tobytes()) == found.left_hash):
+    average = recomputed(way, found.num_elements, contributions, error, left)
+    if _is_made(found, average) and (not left.size or payload_hash(left.tobytes()) == found.left_hash):
         raise InvalidMessage("the payload is the average of what was contributed")
     names = ", ".join(member.name for member in asked.contributors)
     return (
         f"run {found.run_id}, sync {asked.sync}, attempt {asked.attempt} of term {asked.term}: "
         f"site {reducer.name} (key {key.hex()[:16]}) signed that it made the payload {found.payload_hash.hex()[:16]} "
-        f"of chunk {asked.chunk}; of what {names} signed that they contributed comes {computed.hex()[:16]}"
+        f"of chunk {asked.chunk}; of what {names} signed that they contributed comes {payload_hash(average).hex()[:16]}"
     )
+
+
+def _is_made(found: FalsePayload, average: bytes) -> bool:
+    """Whether it is what the reducer made, whichever zstd made bytes of either."""
+    if not TABLE[found.down].zstd_level:
+        return payload_hash(average) == found.payload_hash
+    if payload_hash(found.payload) != found.payload_hash:
+        raise InvalidMessage(f"it lacks the payload: of {found.down} another zstd makes other bytes")
+    mine, made = (kernels.without_zstd(data, found.down, found.num_elements) for data in (average, found.payload))
+    return mine == made
 
 
 def _errors(made: Made) -> SignedErrors:

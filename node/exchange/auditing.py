@@ -35,7 +35,7 @@ from atoll.node.exchange.sync.average_errors import AverageErrors
 from atoll.node.exchange.sync.roots import made_tree
 from atoll.protocol.codecs import kernels, peek_codec
 from atoll.protocol.codecs.arithmetic import NOTHING, Floats
-from atoll.protocol.codecs.table import UNCHANGED
+from atoll.protocol.codecs.table import TABLE, UNCHANGED
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NotYetError, PeerError, StateError
 from atoll.protocol.hash_tree import check_proof
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
@@ -120,7 +120,14 @@ class Auditor:
         loop = asyncio.get_running_loop()
         if refuted := await loop.run_in_executor(self.pool, self._check_words, asked):
             return _unknown(asked, "what its reducer signed is not over the payloads of it", refuted=refuted)
-        expected = made_hash = await loop.run_in_executor(self.pool, self._payload_hash, asked)
+        spec = self.layout.chunks[asked.chunk]
+        num_elements, dtype = spec.num_elements, self.layout.manifest.tensors[spec.tensor].dtype
+
+        def hashed(payload: bytes) -> bytes:
+            return payload_hash(kernels.without_zstd(payload, way.down, num_elements))
+
+        payload = await loop.run_in_executor(self.pool, self._payload, asked)
+        expected = await loop.run_in_executor(self.pool, hashed, payload)
         error, given = NOTHING, None
         if way.error_beta_down:
             reducer, _ = signed_errors(asked)
@@ -130,7 +137,7 @@ class Auditor:
                 return _unknown(asked, str(problem), refuted=[reducer.site_id])
             except AtollError as problem:
                 return _unknown(asked, str(problem), silent=[reducer.site_id], withheld=isinstance(problem, _Withheld))
-            expected = found_hash(made_hash, given.after_hash)
+            expected = found_hash(expected, given.after_hash)
         found: list[Encoded | AtollError] = []
         for first in range(0, len(asked.contributors), AT_ONCE):
             places = range(first, min(first + AT_ONCE, len(asked.contributors)))
@@ -143,18 +150,16 @@ class Auditor:
             return _unknown(asked, f"not all contributions are to be had: {why}", silent=silent, refuted=refuted)
         weights = [c.influence if way.by_influence else c.tokens for c in asked.contributors]
         contributions = [(w, of.data) for w, of in zip(weights, found, strict=True) if isinstance(of, Encoded)]
-        spec = self.layout.chunks[asked.chunk]
-        num_elements, dtype = spec.num_elements, self.layout.manifest.tensors[spec.tensor].dtype
 
         def compute() -> bytes:
             if spec.role is not Role.TRAINABLE:
                 buffer = recomputed_buffer(way, num_elements, dtype, contributions, lambda: self._base(asked))
-                return payload_hash(buffer)
+                return hashed(buffer)
             if not way.error_beta_down:
-                return payload_hash(recomputed(way, num_elements, contributions))
+                return hashed(recomputed(way, num_elements, contributions))
             left = np.empty(num_elements, np.float32)
-            payload = payload_hash(recomputed(way, num_elements, contributions, error, left))
-            return found_hash(payload, hash_of(left))
+            average = hashed(recomputed(way, num_elements, contributions, error, left))
+            return found_hash(average, hash_of(left))
 
         def work() -> bytes:
             computed = compute()
@@ -170,11 +175,11 @@ class Auditor:
                 asked.chunk, asked.commit, expected.hex()[:12], computed.hex()[:12],
             )  # fmt: skip
             items = [of for of in found if isinstance(of, Encoded)]
-            await loop.run_in_executor(self.pool, self._keep_evidence, asked, way, items, made_hash, given)
+            await loop.run_in_executor(self.pool, self._keep_evidence, asked, way, items, payload, given)
         return ChunkAudited(number=asked.number, outcome=outcome, payload_hash=computed)
 
     def _keep_evidence(
-        self, asked: AuditChunk, way: Way, items: list[Encoded], made_hash: bytes, given: Given | None
+        self, asked: AuditChunk, way: Way, items: list[Encoded], payload: bytes, given: Given | None
     ) -> None:
         """In a thread. Without signed words it would show nothing. A disk that is full does not hinder the audit."""
         if self.words is None or self.keep_evidence is None or asked.made is None:
@@ -199,7 +204,8 @@ class Auditor:
             num_chunks=len(chunks),
             contributions=tuple(bytes(item.data) for item in items),
             proofs=tuple(item.proof for item in items),
-            payload_hash=made_hash,
+            payload_hash=payload_hash(payload),
+            payload=payload if TABLE[way.down].zstd_level else b"",
             payload_place=place,
             num_payloads=len(made),
             payload_proof=made_tree(payloads, made).proof(place),
@@ -288,12 +294,9 @@ class Auditor:
         """Chunks, ascending."""
         return made_chunks(self.layout, asked.fragment, made, asked.chunk)
 
-    def _payload_hash(self, asked: AuditChunk) -> bytes:
-        """Of what all sites have applied. Raises StateError if that is not here any more."""
-        found = self.log.held(asked.sync, asked.term, asked.attempt).hash_of(asked.chunk)
-        if found is None:
-            raise StateError(f"the payload of chunk {asked.chunk} in commit {asked.commit} is not here")
-        return found
+    def _payload(self, asked: AuditChunk) -> bytes:
+        """What all sites have applied. Raises StateError if that is not here any more."""
+        return self.log.held(asked.sync, asked.term, asked.attempt).read(asked.chunk)
 
     async def _contribution(self, asked: AuditChunk, place: int, way: Way) -> Encoded | AtollError:
         """Or why it is not to be had."""

@@ -129,6 +129,18 @@ def _body(data: Data, header: EncodedHeader) -> Bytes:
     return body.copy() if body.ctypes.data % 4 else body
 
 
+def without_zstd(payload: Data, codec: str, num_elements: int) -> Data:
+    """The payload of so many elements as `codec` leaves it before zstd, of which two versions make other bytes of one
+    body. As it is, if `codec` has no such stage, or it is no such payload."""
+    if not TABLE[codec].zstd_level:
+        return payload
+    try:
+        header = parse_header(payload, codec=codec, num_elements=num_elements)
+        return replace(header, zstd=False).pack() + _body(payload, header).tobytes()
+    except InvalidMessage:
+        return payload
+
+
 def check(
     data: Data,
     codec: str,

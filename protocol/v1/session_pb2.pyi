@@ -2227,6 +2227,7 @@ class FalsePayload(_message.Message):
     ERROR_PROOF_FIELD_NUMBER: _builtins.int
     LEFT_HASH_FIELD_NUMBER: _builtins.int
     LEFT_PROOF_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     up: _builtins.str
     """how it was to be averaged, as its reducer signed"""
@@ -2258,6 +2259,8 @@ class FalsePayload(_message.Message):
     """of what it said its codec left"""
     left_proof: _builtins.bytes
     """that its second root is over it"""
+    payload: _builtins.bytes
+    """what the reducer made, of a codec with zstd behind it; else empty"""
     @_builtins.property
     def asked(self) -> Global___AuditChunk:
         """with the words of all"""
@@ -2295,10 +2298,11 @@ class FalsePayload(_message.Message):
         error_proof: _builtins.bytes = ...,
         left_hash: _builtins.bytes = ...,
         left_proof: _builtins.bytes = ...,
+        payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "asked", b"asked", "clip", b"clip", "contributions", b"contributions", "down", b"down", "error", b"error", "error_beta", b"error_beta", "error_proof", b"error_proof", "left_hash", b"left_hash", "left_proof", b"left_proof", "num_chunks", b"num_chunks", "num_elements", b"num_elements", "num_payloads", b"num_payloads", "payload_hash", b"payload_hash", "payload_place", b"payload_place", "payload_proof", b"payload_proof", "place", b"place", "proofs", b"proofs", "robust", b"robust", "run_id", b"run_id", "trim", b"trim", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "asked", b"asked", "clip", b"clip", "contributions", b"contributions", "down", b"down", "error", b"error", "error_beta", b"error_beta", "error_proof", b"error_proof", "left_hash", b"left_hash", "left_proof", b"left_proof", "num_chunks", b"num_chunks", "num_elements", b"num_elements", "num_payloads", b"num_payloads", "payload", b"payload", "payload_hash", b"payload_hash", "payload_place", b"payload_place", "payload_proof", b"payload_proof", "place", b"place", "proofs", b"proofs", "robust", b"robust", "run_id", b"run_id", "trim", b"trim", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,8 +15,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.codecs import HEADER_BYTES, EncodedHeader, kernels, max_encoded_bytes
-from atoll.protocol.codecs.table import DENSE, INT8
+from atoll.protocol.codecs import HEADER_BYTES, EncodedHeader, kernels, max_encoded_bytes, unchanged
+from atoll.protocol.codecs.compression import compressed
+from atoll.protocol.codecs.table import DENSE, INT8, TABLE
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError
 from tests.harness import reference_codecs
 
@@ -255,3 +256,19 @@ def test_kernels_work_where_no_cache_folder_can_be_written() -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout == "25\n"
     assert result.stderr.count("are not cached") == 1
+
+
+@pytest.mark.parametrize("codec", DENSE)
+def test_a_payload_without_zstd_is_the_same_whatever_made_it_small(codec: str) -> None:
+    values = np.random.default_rng(1).integers(-3, 4, 4096).astype(np.float32)
+    plain = kernels.encode(codec, values, zstd_level=0)
+    if not TABLE[codec].zstd_level:
+        small = kernels.encode(codec, values, zstd_level=1)
+        assert kernels.without_zstd(small, codec, 4096) is small, "it has to be as it is encoded"
+        return
+    found = [kernels.encode(codec, values, zstd_level=level) for level in (1, 9)]
+    assert {kernels.without_zstd(data, codec, 4096) for data in (plain, *found)} == {plain}
+    body = plain[HEADER_BYTES:]
+    bomb = found[0][:HEADER_BYTES] + compressed(bytes(1 << 20), 1)
+    for wrong in (b"", found[0][:-1], found[0] + b"0", bomb, found[0][:8] + bytes(8) + body, unchanged(4096, "F32")):
+        assert kernels.without_zstd(wrong, codec, 4096) is wrong

@@ -213,7 +213,7 @@ def audit(
 ) -> tuple[m.ChunkAudited, list[m.FalsePayload]]:
     """Of site 1, where all sign."""
     kept = list[m.FalsePayload]()
-    held = SimpleNamespace(hash_of=lambda chunk: payload_hash(reducer.payload))
+    held = SimpleNamespace(hash_of=lambda _: payload_hash(reducer.payload), read=lambda _: reducer.payload)
     log: Any = SimpleNamespace(held=lambda *key: held, attempt_of=lambda fragment, commit: BEFORE)
 
     async def run() -> m.ChunkAudited:

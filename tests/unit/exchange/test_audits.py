@@ -30,6 +30,7 @@ from atoll.node.exchange.sync.reduction import share_of
 from atoll.node.exchange.sync.roots import Roots
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.codecs import kernels, unchanged
+from atoll.protocol.codecs.compression import compressed
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, RefusedError, StateError
 from atoll.protocol.hash_tree import HashTree
@@ -201,14 +202,14 @@ def made_of(payload: bytes) -> HashTree:
     return HashTree((1, 2), [payload_hash(payload)] * 2)
 
 
-def signed(asked: AuditChunk, signers: dict[int, str] | None = None) -> AuditChunk:
+def signed(asked: AuditChunk, signers: dict[int, str] | None = None, settings: RunSettings = SETTINGS) -> AuditChunk:
     """By each of whom it is, or by another one."""
     names = {i: f"s{i}" for i in (1, 2, 3)} | (signers or {})
     words = {i: KEYS.words(name) for i, name in names.items()}
     of = zip((1, 2, 3), asked.roots, strict=True)
     signatures = tuple(words[i].signed(of_contributions("r", 5, (i, 1), root)) for i, root in of)
     assert asked.made is not None
-    way = spec_of(SETTINGS.sync, 3, 0).trainable
+    way = spec_of(settings.sync, 3, 0).trainable
     signature = words[3].signed(of_payloads("r", asked, way, (3, 1), asked.made.root))
     return replace(asked, signatures=signatures, made=replace(asked.made, signature=signature))
 
@@ -260,6 +261,7 @@ def auditing(
     given: dict[int, Encoded | AtollError],
     *,
     dialer: Dialer,
+    settings: RunSettings = SETTINGS,
     layout: Layout = LAYOUT,
     commits: Mapping[int, bytes] | None = None,
     **options: Any,
@@ -271,12 +273,12 @@ def auditing(
             raise StateError(f"commit {commit} is not in the log")
         return (commits or {})[commit]
 
-    held: Any = SimpleNamespace(hash_of=lambda chunk: payload_hash(payload))
+    held: Any = SimpleNamespace(hash_of=lambda chunk: payload_hash(payload), read=lambda chunk: payload)
     history = SimpleNamespace(touch=lambda fragment, commit: commit)
     payload_log: Any = SimpleNamespace(held=lambda sync, term, attempt: held, history=history, read=read)
     with ThreadPoolExecutor(1) as pool:
         auditor = Given(
-            settings=SETTINGS,
+            settings=settings,
             layout=layout,
             log=payload_log,
             kept=KeptContributions(tmp_path / "own"),
@@ -380,7 +382,7 @@ def _same(part: bytes, chunk: int) -> bytes:
 
 
 def audit_of_parts(
-    tmp_path: Path, parts: list[bytes], payload: bytes, *, chunk: int = 1, **options: Any
+    tmp_path: Path, parts: list[bytes], payload: bytes, *, chunk: int = 1, is_signed: bool = False, **options: Any
 ) -> tuple[ChunkAudited, AuditChunk]:
     """Of that chunk each contributed its part."""
     kept = [
@@ -389,6 +391,8 @@ def audit_of_parts(
     ]
     given: dict[int, Encoded | AtollError] = {i: item_of(kept[i - 1], chunk) for i in (1, 2, 3)}
     asked = replace(asked_of(tmp_path, payload), roots=tuple(of.root for of in kept), chunk=chunk)
+    if is_signed:
+        asked, options["words"] = signed(asked, settings=options["settings"]), KEYS.words("s1")
 
     async def run() -> ChunkAudited:
         with auditing(tmp_path, payload, given, dialer=Dialer(), **options) as auditor:
@@ -402,6 +406,80 @@ def test_of_a_buffer_of_integers_an_auditor_takes_what_the_first_contributor_say
     for payload, outcome in ((parts[0], AuditOutcome.RIGHT), (parts[1], AuditOutcome.WRONG)):
         found, _ = audit_of_parts(tmp_path, parts, payload, layout=BUFFERS, chunk=2)
         assert found.outcome is outcome, found.text
+
+
+def wide_parts(codec: str) -> list[bytes]:
+    """Few different values, which zstd makes small."""
+    values = [np.random.default_rng(i).integers(-3, 4, WIDE).astype(np.float32) for i in (1, 2, 3)]
+    return [kernels.encode(codec, of) for of in values]
+
+
+WIDE = 4096
+WIDE_BUFFERS = Layout(
+    Manifest.canonical(
+        [
+            TensorSpec(name="w", shape=(WIDE,), dtype="F32", role=Role.TRAINABLE),
+            TensorSpec(name="running_mean", shape=(WIDE,), dtype="F32", role=Role.BUFFER_MEAN),
+            TensorSpec(name="steps", shape=(1,), dtype="I64", role=Role.BUFFER_LOWEST),
+        ]
+    ),
+    WIDE,
+    1,
+)
+WIDE_TENSOR = TensorSpec(name="w", shape=(3 * WIDE,), dtype="F32", role=Role.TRAINABLE)
+WIDE_LAYOUT = Layout(Manifest.canonical([WIDE_TENSOR]), WIDE, 1)
+
+
+@pytest.mark.parametrize(
+    ("codec", "role"),
+    [
+        ("int4", Role.TRAINABLE),
+        ("e3m0", Role.TRAINABLE),
+        ("bf16", Role.TRAINABLE),
+        ("fp32", Role.TRAINABLE),
+        ("int4", Role.BUFFER_MEAN),
+    ],
+)
+def test_a_payload_that_another_zstd_made_small_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, role: Role
+) -> None:
+    """Versions of libzstd make other bytes of one body: as other levels do."""
+    settings = RunSettings(run_id="r", sync=SyncSettings(audits=2, chunk_elements=WIDE, codec=codec))
+    way = spec_of(settings.sync, 3, 0).of(role)
+    is_buffer, parts = role is Role.BUFFER_MEAN, wide_parts(way.up)
+    weighed, changed = [[(10 * i, of[i - 1]) for i in (1, 2, 3)] for of in (parts, [parts[0], *parts[:2]])]
+
+    def averaged(contributions: list[tuple[int, bytes]]) -> bytes:
+        if is_buffer:
+            return recomputed_buffer(way, WIDE, "F32", contributions, lambda: np.empty(0, np.float32))
+        return recomputed(way, WIDE, contributions)
+
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(kernels, "compressed", lambda body, level: compressed(body, 9))
+        payload, false = averaged(weighed), averaged(changed)
+    assert payload != averaged(weighed)
+    kept = list[FalsePayload]()
+    find = partial(
+        audit_of_parts, tmp_path, parts, settings=settings, layout=WIDE_BUFFERS if is_buffer else WIDE_LAYOUT,
+        is_signed=not is_buffer, keep_evidence=kept.append,
+    )  # fmt: skip
+    found, asked = find(payload)
+    assert (found.outcome, kept) == (AuditOutcome.RIGHT, [])
+    answers = [find(of)[0] for of in (false, averaged(changed), false[:-1])]
+    assert [found.outcome for found in answers] == [AuditOutcome.WRONG] * 3
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(kernels, "compressed", lambda body, level: compressed(body, 9))
+        answers.append(find(false)[0])
+    assert len({found.payload_hash for found in answers}) == 1, "auditors agree on what it comes out as"
+    assert len(kept) == (0 if is_buffer else 4)
+    for evidence in kept:
+        shown = partial(false_payload.check, roots=[KEYS.root.certificate])
+        assert "site s3 (key " in shown(evidence)
+        with pytest.raises(InvalidMessage, match="it lacks the payload"):
+            shown(replace(evidence, payload=b""))
+        with pytest.raises(InvalidMessage, match="is the average of what was contributed"):
+            shown(replace(evidence, asked=asked, payload=payload, payload_hash=payload_hash(payload),
+                          payload_proof=made_of(payload).proof(0)))  # fmt: skip
 
 
 def test_an_auditor_finds_a_payload_that_is_another_one(tmp_path: Path) -> None:
