@@ -194,7 +194,7 @@ class CoordinatorQuestions:
 
     def longest_exchange_s(self, *names: str) -> float | None:
         """Of those that these sites were in."""
-        return self.core.run.pace.longest_exchange_s([self._site(name).site_id for name in names])
+        return self.core.run.pace.longest_exchange_s([self._site(name).site_id for name in names], 1)
 
     # --- sites
 

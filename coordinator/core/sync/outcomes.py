@@ -340,11 +340,11 @@ def _learn(run: Run, sync: Sync, attempt: Attempt) -> None:
 
 def _learn_links(run: Run, sync: Sync, attempt: Attempt) -> None:
     """What is known of each link from now on, and who rests because of it."""
-    run.pace.note_commit(attempt.ids(), run.now - attempt.planned_at, run.now)
+    sync_bytes = run.chunk_sizes.of_sync(attempt.plan.fragment).total_bytes
+    run.pace.note_commit(attempt.ids(), sync_bytes, run.now - attempt.planned_at, run.now)
     if not run.pace.period_s:
         return
     here = [site.site_id for site in run.members.live()]
-    sync_bytes = run.chunk_sizes.of_sync(attempt.plan.fragment).total_bytes
     run.links.settle(here, sync_bytes, run.pace.period_s)
     if run.settings.sync.steps_at_nodes:
         return  # no site rests: what it trained meanwhile would be in no commit

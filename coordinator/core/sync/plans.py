@@ -45,7 +45,7 @@ def make(
         return None
     trees, suspects = found
     link_bytes = sizes.num_in_flight * most_link_bytes(sizes, trees, len(contributors), len(receivers))
-    longest_s = run.pace.longest_exchange_s([s.site_id for s in contributors])
+    longest_s = run.pace.longest_exchange_s([s.site_id for s in contributors], sizes.total_bytes)
     plan = m.Plan(
         sync=sync.open.sync,
         attempt=sync.last_attempt + 1,

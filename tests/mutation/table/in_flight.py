@@ -217,6 +217,16 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_in_flight.py::test_a_period_is_the_mean_of_as_many_as_are_in_flight",),
     ),
     Mutation(
+        name="all fragments have the time that one needed",
+        rule="a sync may take as many times longer than those that are remembered as it is larger",
+        where="coordinator.core.sync.pace:Pace.longest_exchange_s",
+        old="max(1.0, sync_bytes / num_bytes)",
+        new="1.0",
+        tests=(
+            "tests/unit/coordinator/test_fragments.py::test_the_sync_of_all_fragments_may_take_as_many_times_longer_as_it_is_larger",
+        ),
+    ),
+    Mutation(
         name="a window weighs that is in flight already",
         rule="the bound of a weight is of the steps since the last contribution, in a commit or in flight",
         where="coordinator.core.sync.weighing:_steps_covered",

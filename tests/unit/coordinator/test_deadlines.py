@@ -69,12 +69,23 @@ def test_history_tightens_the_deadline_and_attempts_widen_it() -> None:
 def test_a_site_without_a_history_gets_the_time_that_sizes_give() -> None:
     pace = Pace(num_in_flight=1)
     for seconds in (1.0, 3.0, 2.0):
-        pace.note_commit([1, 2], seconds, 10.0)
-    assert pace.longest_exchange_s([1, 2]) == 3.0
-    assert pace.longest_exchange_s([1, 2, 3]) is None
+        pace.note_commit([1, 2], 100, seconds, 10.0)
+    assert pace.longest_exchange_s([1, 2], 100) == 3.0
+    assert pace.longest_exchange_s([1, 2, 3], 100) is None
     for _ in range(8):
-        pace.note_commit([1, 2], 0.5, 10.0)
-    assert pace.longest_exchange_s([1, 2]) == 0.5
+        pace.note_commit([1, 2], 100, 0.5, 10.0)
+    assert pace.longest_exchange_s([1, 2], 100) == 0.5
+
+
+def test_a_larger_sync_may_take_longer_in_proportion() -> None:
+    pace = Pace(num_in_flight=1)
+    pace.note_commit([1, 2], 100, 3.0, 10.0)
+    pace.note_commit([1, 2], 400, 8.0, 20.0)
+    assert pace.longest_exchange_s([1, 2], 100) == 8.0, "a smaller one is not cut short"
+    assert pace.longest_exchange_s([1, 2], 400) == 12.0
+    assert pace.longest_exchange_s([1, 2], 1600) == 48.0
+    pace.note_commit([3], 0, 1.0, 30.0)
+    assert pace.longest_exchange_s([3], 4) == 4.0
 
 
 def test_probation_is_longer_for_who_fails_again_soon() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from atoll.coordinator.core import events as e
 from atoll.protocol import messages as m
-from atoll.protocol.layout import Layout, Manifest
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.plans import reducers
 from tests.harness.coordinator_story import Story, some_settings, three_layers
 
@@ -97,6 +97,33 @@ def test_a_run_that_is_stopped_in_a_sync_of_all_ends_with_that_one() -> None:
     story.happens(e.StopAsked("enough"))
     assert story.view.state == "training (the last sync)"
     assert [c.final for c in commit_all(story)] == [True]
+
+
+def test_the_sync_of_all_fragments_may_take_as_many_times_longer_as_it_is_larger() -> None:
+    """Of 16 fragments of 32 MiB each; exchanges of one took 30 s."""
+    layers = [TensorSpec(name=f"layers.{i}.w", shape=(1 << 23,), dtype="F32", role=Role.TRAINABLE) for i in range(16)]
+    settings = some_settings(fragments=16, every=32, steps=1000)
+    settings = replace(settings, sync=replace(settings.sync, chunk_elements=1 << 20))
+    story = Story(settings, manifest=Manifest.canonical(layers))
+    story.start("a", "b")
+    for number in range(2):
+        for name in "ab":
+            story.ready(name)
+        for moved in range(1, 7):
+            for name in "ab":
+                story.sites[name].heartbeat = m.Heartbeat(phase="exchanging", moved_bytes=moved)
+            story.wait(5.0)
+        for name in "ab":
+            story.done(name, f"s{number}")
+        for name in "ab":
+            story.applied(name, number + 1, f"s{number + 1}")
+        if not number:
+            story.happens(e.StopAsked("enough"))
+    for name in "ab":
+        story.ready(name)
+    first, _, of_all = story.plans().values()
+    assert (first.fragment, of_all.fragment) == (0, 16)
+    assert of_all.deadline_s >= 8 * 16 * 30.0
 
 
 def test_of_a_length_in_tokens_each_sync_that_may_be_the_last_is_of_all_and_fragment_0_follows() -> None:

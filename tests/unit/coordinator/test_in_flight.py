@@ -569,7 +569,7 @@ def test_a_period_is_the_mean_of_as_many_as_are_in_flight() -> None:
     for num_in_flight, at in ((1, (0, 10, 20, 30)), (2, (0, 1, 20, 21, 40, 41)), (3, (0, 0, 0, 30, 30, 30))):
         pace = Pace(num_in_flight)
         for now in at:
-            pace.note_commit([1], 1.0, float(now))
+            pace.note_commit([1], 1, 1.0, float(now))
         assert pace.period_s == 10.0
 
 
