@@ -125,6 +125,11 @@ class Attempt:
         """Whether the plan has these two contributors send each other anything: one of them reduces."""
         return peer_id in self._incarnations and not self.reducing().isdisjoint((site_id, peer_id))
 
+    @property
+    def runs_since(self) -> float:
+        """Its deadline is counted from then: anew once reducers hear what contributions count, if they wait for it."""
+        return max(self.planned_at, self.averages_since)
+
     def reporters(self) -> set[int]:
         """Sites that could not exchange with somebody, and wait for the coordinator."""
         return self.heard.union(reporter for reporter, _ in self.failing)

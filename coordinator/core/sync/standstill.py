@@ -45,7 +45,7 @@ def stuck_at(run: Run, attempt: Attempt, site_ids: Sequence[int]) -> list[float]
     ids = attempt.ids()
     witnesses = attempt.done if 2 * len(attempt.done) > len(ids) else ids
     newest = nlargest(2, ((attempt.traffic_at.get(i, 0.0), i) for i in witnesses))  # one of them may be the site itself
-    latest, patience_s = attempt.planned_at + attempt.plan.deadline_s, _patience_s(run)
+    latest, patience_s = attempt.runs_since + attempt.plan.deadline_s, _patience_s(run)
 
     def seen_at(site_id: int) -> float:
         site = run.members.by_id(site_id)
@@ -55,7 +55,7 @@ def stuck_at(run: Run, attempt: Attempt, site_ids: Sequence[int]) -> list[float]
         return progress_at
 
     def due_at(*ids_of: int) -> float:
-        return min(max(attempt.planned_at, attempt.averages_since, *map(seen_at, ids_of)), latest) + patience_s
+        return min(max(attempt.runs_since, *map(seen_at, ids_of)), latest) + patience_s
 
     found = {site_id: due_at(site_id) for site_id in site_ids}
     due = [site_id for site_id, at in found.items() if run.now >= at]
@@ -84,7 +84,7 @@ def decide(run: Run, sync: Sync, attempt: Attempt, survivors: Sequence[int]) -> 
     for site in stuck:
         named = said[site.site_id].all
         what = ""
-        if run.now >= attempt.planned_at + deadline_s + patience_s:
+        if run.now >= attempt.runs_since + deadline_s + patience_s:
             what = f"went beyond the deadline of sync {number}, {deadline_s:.0f} s"
         elif not named or site.conduct.is_on_trial or site.num_heard >= most_heard:
             seen = "" if run.now - site.progress_at >= patience_s else " that another site saw"

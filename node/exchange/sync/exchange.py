@@ -4,6 +4,7 @@ are collected in the log. Each part of it owns its state; here they are put toge
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 
@@ -70,6 +71,7 @@ class Exchange:
     def __post_init__(self, share: Share, said: Sequence[int], said_roots: Sequence[bytes], has_room: bool) -> None:
         attempt, retained = self.attempt, self.retained
         self._made = share.made
+        self._deadline = math.inf
         self.weights = Weights(attempt, said, retained.weights)
         self.roots = Roots(attempt, said_roots, retained.roots)
         self.influences = Influences(attempt)
@@ -176,25 +178,28 @@ class Exchange:
 
     async def watch(self) -> None:
         """Raises PeerError naming whoever makes no progress, or holds up this site until the attempt's deadline."""
-        loop, deadline_s, stall_s = self.attempt.loop, self.plan.deadline_s, self.attempt.pace.stall_s
-        self._restart_clocks()
+        loop, stall_s = self.attempt.loop, self.attempt.pace.stall_s
+        self._begin_anew()
         looked_at = loop.time()
-        deadline = looked_at + deadline_s
         while True:
             await asyncio.sleep(stall_s / 8)
             now = loop.time()
             if not self.weights.all_ready:
-                self._restart_clocks()  # the coordinator decides how long those who still train are waited for
-                deadline = now + deadline_s
+                self._begin_anew()  # the coordinator decides how long those who still train are waited for
             elif now - looked_at > stall_s / 2:
                 self._restart_clocks()  # it was this process that stood still
-                deadline += now - looked_at
+                self._deadline += now - looked_at
             looked_at = now
             self.reducer.check(now)
             for upstream in self.upstreams:
                 upstream.check(now)
-            if now >= deadline and (error := self._overdue(num_stalls=int((now - deadline) / stall_s))) is not None:
+            late_s = now - self._deadline
+            if late_s >= 0 and (error := self._overdue(num_stalls=int(late_s / stall_s))) is not None:
                 raise error
+
+    def _begin_anew(self) -> None:
+        self._restart_clocks()
+        self._deadline = self.attempt.loop.time() + self.plan.deadline_s
 
     def _restart_clocks(self) -> None:
         now = self.attempt.loop.time()
@@ -245,7 +250,7 @@ class Exchange:
         """What each contributor counts: reducers average from now on, and have to get on."""
         if not self.influences.are_told:
             self.influences.tell(influences)
-            self._restart_clocks()
+            self._begin_anew()
             self.reducer.reduce_ready()
             self._check_complete()
 

@@ -153,7 +153,7 @@ MUTATIONS = (
         name="waiting has no end",
         rule="the deadline is for those too who say that they wait",
         where="coordinator.core.sync.standstill:decide",
-        old="        if run.now >= attempt.planned_at + deadline_s + patience_s:",
+        old="        if run.now >= attempt.runs_since + deadline_s + patience_s:",
         new="        if False:",
         tests=("tests/unit/coordinator/test_waits.py::test_7_the_deadline_is_for_those_too_who_say_that_they_wait",),
     ),

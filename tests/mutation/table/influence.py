@@ -69,6 +69,22 @@ MUTATIONS = (
         tests=(f"{COORDINATOR}::test_who_holds_up_the_others_is_evicted_and_whoever_waits_for_it_is_not",),
     ),
     Mutation(
+        name="what held up influences counts against whoever averages",
+        rule="the deadline of an attempt runs anew from when influences are told",
+        where="coordinator.core.sync.attempts:Attempt.runs_since",
+        old="return max(self.planned_at, self.averages_since)",
+        new="return self.planned_at",
+        tests=(f"{COORDINATOR}::test_the_time_to_average_runs_from_when_reducers_hear_what_contributions_count",),
+    ),
+    Mutation(
+        name="influences that come late end the exchange",
+        rule="the deadline of an attempt runs anew from when influences are told, on sites too",
+        where="node.exchange.sync.exchange:Exchange.influence",
+        old="self._begin_anew()",
+        new="self._restart_clocks()",
+        tests=("tests/unit/exchange/test_influence.py::test_whoever_hears_influences_after_the_deadline_has_it_anew",),
+    ),
+    Mutation(
         name="a commit lists no influences",
         rule="a commit lists what its contributions count",
         where="coordinator.core.sync.outcomes:commit",

@@ -329,8 +329,8 @@ MUTATIONS = (
         name="peers that train are overdue",
         rule="before all are ready nobody is blamed for silence and no deadline runs",
         where="node.exchange.sync.exchange:Exchange.watch",
-        old="                deadline = now + deadline_s\n            elif",
-        new="                pass\n            elif",
+        old="self._begin_anew()  # the coordinator",
+        new="self._restart_clocks()  # the coordinator",
         tests=("tests/unit/exchange/test_streams.py",),
     ),
     Mutation(

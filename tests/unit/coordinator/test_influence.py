@@ -226,3 +226,34 @@ def test_who_holds_up_the_others_is_evicted_and_whoever_waits_for_it_is_not() ->
     story.wait(3 * LIMITS.stall_s)
     assert [name for name in "abcd" if story.num(name, m.Evicted)] == ["c"]
     assert story.plan().attempt == 2
+
+
+@pytest.mark.parametrize("held_up_s", [0.0, LIMITS.give_up_s])
+def test_the_time_to_average_runs_from_when_reducers_hear_what_contributions_count(held_up_s: float) -> None:
+    """What they count is decided once the run has given up going back to a commit that c never puts together."""
+    story = a_run("a", "b", "c")
+    for name in "abc":
+        story.multiplies(name, ALIKE)
+        story.done(name, "s0")
+    for name in "abc":
+        story.applied(name, 1, "s1")
+        story.ready(name, tokens=100)
+    if held_up_s:
+        story.ask_to_go_back(0)
+    for name in "abc":
+        story.multiplies(name, ALIKE)
+        story.beats(name, phase="exchanging", doing="", step=20)
+    deadline_s = story.plan().deadline_s
+    assert not held_up_s or held_up_s > deadline_s + 2 * LIMITS.stall_s
+    story.wait(held_up_s)
+    said: m.Influences = story.last("a", m.Influences)
+    assert said.sync == 2
+    heard_at, moved = story.now, 0
+    while story.now - heard_at < deadline_s + 1.5 * LIMITS.stall_s:
+        moved += 1
+        for name in "abc":
+            story.sites[name].heartbeat = m.Heartbeat(phase="exchanging", moved_bytes=moved)
+        story.wait(LIMITS.stall_s / 4)
+        assert not [name for name in "abc" if story.num(name, m.Evicted)]
+    story.wait(LIMITS.stall_s)
+    assert f"beyond the deadline of sync 2, {deadline_s:.0f} s" in story.last("a", m.Evicted).reason

@@ -145,6 +145,23 @@ def test_a_reducer_that_has_everything_is_blamed_for_nothing_before_influences_a
     simulated(main())
 
 
+def test_whoever_hears_influences_after_the_deadline_has_it_anew(disk: Disk) -> None:
+    async def main() -> None:
+        async with serving(disk) as hub:
+            reduces = replace(plan().trees[0], parents=(1, -1))
+            exchange = begin(hub, plan(trees=(reduces,)), disk.data)
+            exchange.turns.sent(MEMBERS[1])
+            watching = asyncio.ensure_future(exchange.watch())
+            await asyncio.sleep(3 * plan().deadline_s)
+            exchange.influence((1, 1))
+            await asyncio.sleep(plan().stall_limit_s / 2)
+            assert not watching.done()
+            with pytest.raises(PeerError, match="site 2"):
+                await watching
+
+    simulated(main())
+
+
 def test_who_owes_contributions_is_blamed_before_that_too(disk: Disk) -> None:
     async def main() -> None:
         async with serving(disk) as hub:
