@@ -23,7 +23,7 @@ LINES_BEFORE = 26_134
 """Of product code at f850c86, before it was restructured."""
 TOKENS_BEFORE = 230_522
 """The same; a line of more tokens is a denser one."""
-NEW_LINES = 32_992
+NEW_LINES = 33_018
 """Of features that came meanwhile, and are no part of that: docs/decisions/0042 lists them."""
 MOST_LINES = LINES_BEFORE - 1_500 + NEW_LINES
 IMPURE: dict[str, str] = {
