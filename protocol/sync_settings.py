@@ -100,9 +100,9 @@ class SyncSettings:
     audits: int = within(0, MAX_AUDITS, 0)
     """Chunks of each commit that are averaged once more by a site that did not reduce them, drawn by the coordinator: a
     reducer that lies is found. Each costs what every contributor sent of one chunk, and every site keeps what it
-    contributed to its last syncs; 0: none. Of a buffer (statistics of BatchNorm and the like) that is false no
-    file is kept that shows it to others. A run that exchanges gradients or momenta audits one commit of 16, also by
-    draw, keeps contributions to 32 syncs in place of 8, and has no error_feedback_down then."""
+    contributed to its last syncs; 0: none. Buffers (statistics of BatchNorm and the like) are drawn too; no
+    file is kept that shows a false one to others. A run that exchanges gradients or momenta audits one commit of 16,
+    also by draw, keeps contributions to 32 syncs in place of 8, and has no error_feedback_down then."""
     chunk_elements: int = within(1, MAX_CHUNK_ELEMENTS, 1 << 20)
     """The most elements of a chunk, the unit that is sent, reduced, hashed and repaired: docs/protocol.md, "Chunks"."""
     max_chunks: int = within(1, MAX_CHUNKS, 1 << 18)

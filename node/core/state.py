@@ -95,7 +95,7 @@ class SiteState:
     """Fragments: by the coordinator's word a commit that was not heard of may hold a later contribution."""
     advance_is_void: bool = False  # the error was dropped, and a job that advances it still runs
     not_advanced_by: dict[int, int] = field(default_factory=dict)
-    """The commit that should have advanced the error of each lane last, and could not: that is said."""
+    """By fragment: the last commit that should have advanced the error and could not, which is said already."""
     num_errors_dropped: int = 0
     lanes: tuple[Lane, ...] = field(default_factory=lambda: lanes_of(1))  # by fragment
     commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet

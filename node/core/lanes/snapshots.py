@@ -123,8 +123,8 @@ def _sealed_for(ctx: Context, lane: Lane) -> Open | None:
 
 
 def note_contribution(ctx: Context, commit: Commit) -> None:
-    """Whether the sealed snapshot is in that commit, however the site comes to its state. What was sent before it was
-    discarded may be: nothing that was sealed since is."""
+    """Whether the sealed snapshot is in that commit, however the site comes to its state. A commit of the sync
+    for which this site had sent what it then discarded may hold that, and holds nothing that was sealed since."""
     errors.note_contribution(ctx, commit)
     lane = ctx.site.lanes[commit.fragment]
     if commit.sync == lane.discarded_sync:
